@@ -116,7 +116,7 @@ def _values(hint: Any) -> Iterator[str]:
 
 
 def _range(field: "Field[Any]") -> str:
-    return ", ".join(f"{SIGNS[word]} {bound:,}" for word, bound in field.metadata.items())
+    return ", ".join(f"{SIGNS[word]} {bound:,}" for word, bound in field.metadata["bounds"].items())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ The recipe: one experiment, as dataclasses whose fields are the keys of its YAML
 The docstrings below the fields are the manual: `--help` prints them, and docs/recipe.md is generated from them.
 """
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import partial
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,9 @@ Task = Literal[PairTask, TextTask, LabelTask]
 PAIR_TASKS, TEXT_TASKS, LABEL_TASKS = map(get_args, (PairTask, TextTask, LabelTask))
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
+# Tasks that corrupt their text, from masks to any noise.
+NOISY_TASKS = ("masked_lm", "span_corruption", "denoise")
+ResumeMark = Literal["fixed", "free", "place", "unread"]
 BestBy = Literal["bleu", "loss", "accuracy", "f1", "exact_match"]
 # Measures that can rank the validations of a task, its default first.
 RANKED_BY: dict[str, tuple[BestBy, ...]] = {
@@ -44,19 +48,28 @@ SECTIONS = (
 )
 
 
-def number(default: Any, **bounds: float) -> Any:
+def key(resume: ResumeMark, default: Any, tasks: tuple[str, ...] | None = None, **bounds: float) -> Any:
     """
-    Declares a number of a recipe with its range.
+    Declares a key of a recipe. Each is declared as `fixed`, `free`, `place` or `unread`.
 
     Args:
-        default (`int`, `float` or `None`): the default.
-        bounds (`float`): the range, by `at_least`, `above`, `at_most` and `below`, as in
-            `number(0.1, at_least=0, below=1)`.
+        resume (`str`): what a resumed run may do with the key: `"fixed"` keeps its value, `"free"` may change it,
+            `"place"` may change it as long as the text there is the same; training reads no `"unread"` key.
+        default: the default, or a function that makes it.
+        tasks (`tuple[str, ...]`, *optional*): the tasks that have the key; by default all.
+        bounds (`float`): the range of a number, by `at_least`, `above`, `at_most` and `below`, as in
+            `fixed(0.1, at_least=0, below=1)`.
 
     Returns:
-        `dataclasses.Field`: with the range as its `metadata`.
+        `dataclasses.Field`: with all this as its `metadata`.
     """
-    return field(default=default, metadata=bounds)
+    metadata = {"resume": resume, "tasks": tasks, "bounds": bounds}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+fixed, free, place, unread = (partial(key, mark) for mark in get_args(ResumeMark))
 
 
 def shown(value: object) -> str:
@@ -78,49 +91,49 @@ def shortened(text: str, most: int) -> str:
 class SourceRecipe:
     """One source of sentence pairs: a dataset, files, or both. Files of a split replace that split of the dataset."""
 
-    source_language: str = "en"
+    source_language: str = fixed("en")
     """Language code of the source text, for example `en`."""
-    target_language: str = "de"
+    target_language: str = fixed("de")
     """Language code of the target text, for example `de`."""
-    dataset: str | None = None
+    dataset: str | None = place(None)
     """Id of a dataset on the Hub, or a local dataset folder. `pocket` is the built-in English-German corpus."""
-    dataset_config: str | None = None
+    dataset_config: str | None = fixed(None)
     """Configuration of the Hub dataset, if it has several."""
-    train_split: str = "train"
+    train_split: str = fixed("train")
     """Name of the dataset's training split."""
-    validation_split: str | None = "validation"
+    validation_split: str | None = fixed("validation")
     """Name of the dataset's validation split; `null` for none."""
-    test_split: str | None = "test"
+    test_split: str | None = fixed("test")
     """Name of the dataset's test split; `null` for none."""
-    train_files: Files = None
+    train_files: Files = place(None)
     """Training text: two line-aligned files as `{en: FILE, de: FILE}`, or one file with a column per language (`.tsv`,
     `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`. A file may be a URL
     of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache, unless it is streamed."""
-    validation_files: Files = None
+    validation_files: Files = place(None)
     """Validation text, in the formats of `train_files`."""
-    test_files: Files = None
+    test_files: Files = place(None)
     """Test text, in the formats of `train_files`."""
-    source_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    source_column: int | str | None = fixed(None, at_least=0, at_most=10_000)
     """Column of the source text: its name or, in a TSV or CSV file without a header line, its number, counted from 0.
     `null` means the language code."""
-    target_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    target_column: int | str | None = fixed(None, tasks=PAIR_TASKS, at_least=0, at_most=10_000)
     """Column of the target text, given like `source_column`."""
-    document_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    document_column: int | str | None = fixed(None, tasks=TEXT_TASKS, at_least=0, at_most=10_000)
     """Column that names the document of each row, for running text in a table (`task`); `null` takes each row for a
     document. A text file without columns has blank lines between its documents."""
-    pair_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    pair_column: int | str | None = fixed(None, tasks=LABEL_TASKS[:1], at_least=0, at_most=10_000)
     """Column of the second text, for `task: classification` of pairs of texts."""
-    label_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    label_column: int | str | None = fixed(None, tasks=LABEL_TASKS, at_least=0, at_most=10_000)
     """Column of the label, for `task: classification`, or of the tags of the words, for `task: tagging`; `null` means
     `label`."""
-    prefix: str | None = None
+    prefix: str | None = fixed(None, tasks=PAIR_TASKS)
     """Text in front of each source sentence, in training and in the validation and test sets of this source, with a
     space between, as in `translate English to German:`. A word in angle brackets, such as `<bt>`, is one entry of the
     vocabulary. With `data.target_tag`, the language tag comes first. `null` puts nothing there."""
-    weight: float = number(1.0, above=0, at_most=1000)
+    weight: float = fixed(1.0, above=0, at_most=1000)
     """Repetitions of each pair in an epoch: 2 takes each pair twice, 0.5 draws a new random half for each epoch.
     With `data.streaming`, the ratio in which the sources are mixed."""
-    license: str | None = None
+    license: str | None = free(None)
     """Licence of the text, for the model card, for example `cc-by-4.0`."""
 
 
@@ -128,33 +141,33 @@ class SourceRecipe:
 class EvaluationSetRecipe:
     """A validation or test set, or both, besides those of the sources."""
 
-    source_language: str | None = None
+    source_language: str | None = fixed(None)
     """Language code of the source text; `null` is that of `data`."""
-    target_language: str | None = None
+    target_language: str | None = fixed(None)
     """Language code of the target text; `null` is that of `data`."""
-    dataset: str | None = None
+    dataset: str | None = place(None)
     """Id of a dataset on the Hub, or a local dataset folder."""
-    dataset_config: str | None = None
+    dataset_config: str | None = fixed(None)
     """Configuration of the Hub dataset, if it has several."""
-    validation_split: str | None = "validation"
+    validation_split: str | None = fixed("validation")
     """Name of the dataset's validation split; `null` for none."""
-    test_split: str | None = "test"
+    test_split: str | None = fixed("test")
     """Name of the dataset's test split; `null` for none."""
-    validation_files: Files = None
+    validation_files: Files = place(None)
     """Validation text, in the formats of `data.train_files`."""
-    test_files: Files = None
+    test_files: Files = place(None)
     """Test text, in the formats of `data.train_files`."""
-    source_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    source_column: int | str | None = fixed(None, at_least=0, at_most=10_000)
     """Column of the source text, as in `data`."""
-    target_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    target_column: int | str | None = fixed(None, tasks=PAIR_TASKS, at_least=0, at_most=10_000)
     """Column of the target text, as in `data`."""
-    pair_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    pair_column: int | str | None = fixed(None, tasks=LABEL_TASKS[:1], at_least=0, at_most=10_000)
     """Column of the second text of a pair, as in `data`."""
-    label_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    label_column: int | str | None = fixed(None, tasks=LABEL_TASKS, at_least=0, at_most=10_000)
     """Column of the label or the tags, as in `data`."""
-    prefix: str | None = None
+    prefix: str | None = fixed(None, tasks=PAIR_TASKS)
     """Text in front of each source sentence, as in `data`, whose prefix these sets do not get by themselves."""
-    license: str | None = None
+    license: str | None = free(None)
     """Licence of the text, for the model card."""
 
 
@@ -162,14 +175,14 @@ class EvaluationSetRecipe:
 class AugmentRecipe:
     """Probabilities of the alterations of a training pair, which are drawn anew in each epoch."""
 
-    upper: float = number(0.0, at_least=0, at_most=1)
+    upper: float = fixed(0.0, at_least=0, at_most=1)
     """Probability of a pair to be written in capital letters, on both sides."""
-    title: float = number(0.0, at_least=0, at_most=1)
+    title: float = fixed(0.0, at_least=0, at_most=1)
     """Probability of a pair to be written with a capital letter at the beginning of each word, on both sides."""
-    typos: float = number(0.0, at_least=0, at_most=1)
+    typos: float = fixed(0.0, at_least=0, at_most=1)
     """Probability of a source sentence to get typing errors: letters swapped, left out, doubled or replaced by a
     neighbour on the keyboard."""
-    no_final_mark: float = number(0.0, at_least=0, at_most=1)
+    no_final_mark: float = fixed(0.0, at_least=0, at_most=1)
     """Probability of a pair to lose its final punctuation mark, on both sides."""
 
 
@@ -177,21 +190,21 @@ class AugmentRecipe:
 class DataRecipe(SourceRecipe):
     """The sentence pairs. The keys from `streaming` on exist only here, and apply to `more_data` as well."""
 
-    streaming: bool = False
+    streaming: bool = fixed(False)
     """Read the training text on the fly, for text larger than the disk: it is neither copied nor counted. A vocabulary
     is then trained on the first million pairs of each source."""
-    stream_window: int = number(100_000, at_least=1, at_most=10**8)
+    stream_window: int = fixed(100_000, at_least=1, at_most=10**8)
     """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; with `data.augment` or
     `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together. For running text (`task`),
     the lines of a stream, or the blocks of an epoch."""
-    target_tag: bool = False
+    target_tag: bool = fixed(False)
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""
-    augment: AugmentRecipe | None = None
+    augment: AugmentRecipe | None = fixed(None, tasks=PAIR_TASKS)
     """Alterations of the training pairs, for a model that meets capitals, missing full stops and typing errors later:
     `{upper: 0.07, title: 0.05, typos: 0.05, no_final_mark: 0.2}` are probabilities, each 0 by default. `null` alters
     nothing."""
-    num_proc: int | None = number(None, at_least=1, at_most=1024)
+    num_proc: int | None = free(None, at_least=1, at_most=1024)
     """Processes that tokenize the training text; `null` tokenizes in the main process, with the tokenizer's threads.
     Streams are tokenized where their batches are prepared, see `training.data_workers`."""
 
@@ -200,19 +213,19 @@ class DataRecipe(SourceRecipe):
 class TokenizerRecipe:
     """The vocabulary (Section 5.1)."""
 
-    kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe"
+    kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = fixed("bpe")
     """Kind of entries: `bpe` is byte-pair encoding over bytes (the paper's for English-German), `unigram` the pieces
     of a unigram language model, as in SentencePiece, `wordpiece` word pieces (the paper's for English-French), `words`
     whole words, `characters` Unicode code points, and `bytes` the bytes of UTF-8."""
-    vocab_size: int = number(37000, at_least=1, at_most=1_000_000)
+    vocab_size: int = fixed(37000, at_least=1, at_most=1_000_000)
     """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens, the tags of
     `data.target_tag` and prefixes such as `<bt>` count. `bytes` always has 260 entries, plus the tags and prefixes."""
-    path: str | None = None
+    path: str | None = place(None)
     """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
-    bpe_dropout: float = number(0.0, at_least=0, below=1)
+    bpe_dropout: float = fixed(0.0, tasks=PAIR_TASKS, at_least=0, below=1)
     """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded,
     anew in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
-    decoder_start: Literal["bos", "eos", "pad"] = "bos"
+    decoder_start: Literal["bos", "eos", "pad"] = fixed("bos")
     """First symbol of the decoder's input (Section 3.1): `bos` is `<s>`; `eos` is `</s>`, as in fairseq; `pad` is
     `<pad>`, whose embedding is zero, as in tensor2tensor and Marian. A tokenizer without the symbol starts with
     `<pad>`."""
@@ -227,18 +240,18 @@ class InitializeRecipe:
     """
 
     # Spelled `from` in a recipe, which Python does not allow as a name.
-    from_: str | None = None
+    from_: str | None = fixed(None)
     """Model to start from: an id on the Hub, or the folder of a model, checkpoint or run; a MarianMT model such as
     OPUS-MT's, a Marian `.npz` file or a fairseq model is converted. `null` starts from random weights."""
-    revision: str | None = None
+    revision: str | None = fixed(None)
     """Branch, tag or commit of a model on the Hub; `null` is its main branch."""
-    parts: list[Part] | None = None
+    parts: list[Part] | None = fixed(None)
     """Parts to take from the model, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
     output matrices); the others start from random weights. A head is taken with its stack. `null` takes all."""
-    vocabulary: Literal["keep", "transfer"] = "keep"
+    vocabulary: Literal["keep", "transfer"] = fixed("keep", tasks=PAIR_TASKS)
     """`keep` keeps the vocabulary of the model; `transfer` exchanges it for that of the recipe's `tokenizer` section:
     entries that both have keep their embeddings, the others begin as the mean of the old entries that spell them."""
-    add_tokens: list[str] = field(default_factory=list)
+    add_tokens: list[str] = fixed(list, tasks=PAIR_TASKS)
     """Entries to add to the vocabulary of the model, for example `["<2fr>"]`, the language tag of a further direction,
     or `["<bt>"]`, the prefix of a source. Each begins as the mean of the embeddings of the pieces that spelled it."""
 
@@ -247,60 +260,60 @@ class InitializeRecipe:
 class ModelRecipe:
     """The network: the settings of `VaswaniConfig`, except those that follow from the data and the tokenizer."""
 
-    d_model: int = number(512, at_least=1, at_most=100_000)
+    d_model: int = fixed(512, at_least=1, at_most=100_000)
     """Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even for sinusoidal positions."""
-    d_ff: int = number(2048, at_least=1, at_most=1_000_000)
+    d_ff: int = fixed(2048, at_least=1, at_most=1_000_000)
     """Width of the hidden layer of the feed-forward networks (Section 3.3)."""
-    num_heads: int = number(8, at_least=1, at_most=10_000)
+    num_heads: int = fixed(8, at_least=1, at_most=10_000)
     """Number of attention heads, h (Section 3.2.2)."""
-    d_k: int | None = number(None, at_least=1, at_most=100_000)
+    d_k: int | None = fixed(None, at_least=1, at_most=100_000)
     """Width of the queries and keys of each head (Section 3.2.2); `null` means `d_model / num_heads`."""
-    d_v: int | None = number(None, at_least=1, at_most=100_000)
+    d_v: int | None = fixed(None, at_least=1, at_most=100_000)
     """Width of the values of each head (Section 3.2.2); `null` means `d_model / num_heads`."""
-    encoder_layers: int = number(6, at_least=1, at_most=1000)
+    encoder_layers: int = fixed(6, at_least=1, at_most=1000)
     """Number of encoder layers, N (Section 3.1)."""
-    decoder_layers: int = number(6, at_least=1, at_most=1000)
+    decoder_layers: int = fixed(6, at_least=1, at_most=1000)
     """Number of decoder layers, N (Section 3.1)."""
-    dropout: float = number(0.1, at_least=0, below=1)
+    dropout: float = fixed(0.1, at_least=0, below=1)
     """Dropout rate P_drop, on the sum of embedding and position and on each sub-layer's output (Section 5.4)."""
-    attention_dropout: float = number(0.0, at_least=0, below=1)
+    attention_dropout: float = fixed(0.0, at_least=0, below=1)
     """Dropout rate on the attention weights; the paper uses none."""
-    activation_dropout: float = number(0.0, at_least=0, below=1)
+    activation_dropout: float = fixed(0.0, at_least=0, below=1)
     """Dropout rate after the activation of the feed-forward networks; the paper uses none."""
-    activation_function: str = "relu"
+    activation_function: str = fixed("relu")
     """Activation of the feed-forward networks (Section 3.3), by its name in transformers."""
-    norm_position: Literal["post", "pre"] = "post"
+    norm_position: Literal["post", "pre"] = fixed("post")
     """Place of LayerNorm: `post` is after each residual sum, as in the paper; `pre` is before each sub-layer, and at
     the end of each stack."""
-    position_encoding: Literal["sinusoidal", "learned"] = "sinusoidal"
+    position_encoding: Literal["sinusoidal", "learned"] = fixed("sinusoidal")
     """`sinusoidal` computes positions for any length (Section 3.5); `learned` trains a table of
     `max_position_embeddings` rows (Table 3, row E)."""
-    sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = fixed("interleaved")
     """`interleaved` alternates sines and cosines, as in the paper; `concatenated` puts all sines first, as in Marian;
     `tensor2tensor` does so with the wavelengths of tensor2tensor."""
-    max_position_embeddings: int = number(1024, at_least=1, at_most=1_000_000)
+    max_position_embeddings: int = fixed(1024, at_least=1, at_most=1_000_000)
     """Longest sentence in tokens, for `learned` positions: pairs with a longer side are skipped. Sinusoidal positions
     have no limit: there, sentences longer than those of the training are cut when they are translated."""
-    layer_norm_eps: float = number(1e-6, above=0, at_most=1)
+    layer_norm_eps: float = fixed(1e-6, above=0, at_most=1)
     """Constant added to the variance in LayerNorm."""
-    attention_bias: bool = False
+    attention_bias: bool = fixed(False)
     """Add biases to the projections of the attention; the paper's have none."""
-    lm_head_bias: bool = False
+    lm_head_bias: bool = fixed(False)
     """Add a bias to the pre-softmax linear transformation; the paper's has none."""
-    embedding_norm: bool = False
+    embedding_norm: bool = fixed(False)
     """Add a LayerNorm behind the sum of embedding and position, as in BERT; the paper has none."""
-    lm_head_transform: bool = False
+    lm_head_transform: bool = fixed(False)
     """Add a linear layer, the activation and a LayerNorm in front of the pre-softmax linear transformation, as in
     BERT; for the task `masked_lm` only."""
-    initializer_range: float | None = number(None, above=0, at_most=1)
+    initializer_range: float | None = fixed(None, above=0, at_most=1)
     """Standard deviation of the initial weights, as in BERT and GPT, whose embeddings are not scaled; `null` is
     tensor2tensor's rule, by the widths of each matrix."""
-    scale_embedding: bool = True
+    scale_embedding: bool = fixed(True)
     """Multiply the embeddings by `sqrt(d_model)` (Section 3.4)."""
-    share_embeddings: bool = True
+    share_embeddings: bool = fixed(True)
     """Use one embedding matrix for source and target (Section 3.4). Requires `tie_word_embeddings`: without it, no
     matrix is shared."""
-    tie_word_embeddings: bool = True
+    tie_word_embeddings: bool = fixed(True)
     """Use the target embedding matrix as the pre-softmax linear transformation (Section 3.4)."""
 
 
@@ -308,26 +321,26 @@ class ModelRecipe:
 class ObjectiveRecipe:
     """Objective of a task on running or labelled text. A key applies to the tasks that it names, or to all of them."""
 
-    unit: Literal["blocks", "lines"] = "blocks"
+    unit: Literal["blocks", "lines"] = fixed("blocks")
     """What a model reads at once: `blocks` are as many lines of a document as fit `block_length`, `lines` single lines
     of the text."""
-    block_length: int = number(512, at_least=8, at_most=1_000_000)
+    block_length: int = fixed(512, at_least=8, at_most=1_000_000)
     """Most tokens of a block, special tokens included; a longer line makes several blocks. At most
     `training.tokens_per_batch`. `classification` and `tagging`: most tokens of a text, which is cut there."""
-    noise_rate: float | None = number(None, above=0, below=1)
+    noise_rate: float | None = fixed(None, tasks=NOISY_TASKS, above=0, below=1)
     """Share of the tokens that are masked or corrupted; `null` is that of the task's paper: 0.15 for `masked_lm` and
     `span_corruption`, and for `denoise` 0.3 with `infilling` and 0.5 with `fragment`."""
-    whole_words: bool = False
+    whole_words: bool = fixed(False, tasks=("masked_lm",))
     """`masked_lm`: mask all tokens of a word, or none."""
-    next_sentence: bool = False
+    next_sentence: bool = fixed(False)
     """`masked_lm`: also predict whether the second half of a block continues the first (Devlin et al., 2018). In half
     of the blocks it does, in the others it is taken from another document."""
-    span_length: float = number(3.0, at_least=1, at_most=1000)
+    span_length: float = fixed(3.0, tasks=NOISY_TASKS[1:], at_least=1, at_most=1000)
     """`span_corruption`, and `denoise` with `infilling`: mean length of the spans, in tokens."""
-    noise: list[Noise] = field(default_factory=lambda: ["infilling"])
+    noise: list[Noise] = fixed(lambda: ["infilling"], tasks=NOISY_TASKS[2:])
     """`denoise`: `infilling` replaces each span by one mask and `permutation` reorders the lines of a block (BART,
     Lewis et al., 2019); `fragment` masks the tokens of one fragment (MASS, Song et al., 2019)."""
-    stack: Literal["encoder", "decoder"] | None = None
+    stack: Literal["encoder", "decoder"] | None = fixed(None, tasks=("classification",))
     """`classification`: the stack that reads the text, an `encoder` from its first token (BERT) or a `decoder` from
     its last one (GPT); `null` is that of the model of `initialize.from`, or else an encoder."""
 
@@ -336,13 +349,13 @@ class ObjectiveRecipe:
 class AdapterRecipe:
     """Low-rank adapters (LoRA, Hu et al., 2021), computed by PEFT."""
 
-    rank: int = number(16, at_least=1, at_most=100_000)
+    rank: int = fixed(16, at_least=1, at_most=100_000)
     """Rank of the two matrices whose product is added to a weight."""
-    alpha: float = number(32.0, above=0, at_most=100_000)
+    alpha: float = fixed(32.0, above=0, at_most=100_000)
     """The product is scaled by `alpha / rank`."""
-    dropout: float = number(0.0, at_least=0, below=1)
+    dropout: float = fixed(0.0, at_least=0, below=1)
     """Dropout rate on the input of the adapters."""
-    target: list[str] = field(default_factory=lambda: ["attention", "feed_forward"])
+    target: list[str] = fixed(lambda: ["attention", "feed_forward"])
     """Weights that get an adapter: `attention` and `feed_forward` are all matrices of these sub-layers; other words
     are the names of single modules, as in `q_proj`."""
 
@@ -351,9 +364,9 @@ class AdapterRecipe:
 class SimCutRecipe:
     """SimCut (Gao et al., 2022)."""
 
-    alpha: float = number(3.0, above=0, at_most=1000)
+    alpha: float = fixed(3.0, above=0, at_most=1000)
     """Weight of the divergence between the predictions for a pair and for the same pair with embeddings cut off."""
-    p: float = number(0.05, above=0, below=1)
+    p: float = fixed(0.05, above=0, below=1)
     """Probability of each source and target embedding to be cut off, that is, set to zero."""
 
 
@@ -361,7 +374,7 @@ class SimCutRecipe:
 class RDropRecipe:
     """R-Drop (Wu et al., 2021)."""
 
-    alpha: float = number(5.0, above=0, at_most=1000)
+    alpha: float = fixed(5.0, above=0, at_most=1000)
     """Weight of the divergence between the predictions for a pair under two draws of the dropout."""
 
 
@@ -369,113 +382,113 @@ class RDropRecipe:
 class TrainingRecipe:
     """Batches, optimizer and schedule (Sections 5.1 to 5.4), checkpoints and logs."""
 
-    max_steps: int = number(100_000, at_least=1, at_most=10**9)
+    max_steps: int = free(100_000, at_least=1, at_most=10**9)
     """Number of updates of the parameters (Section 5.2)."""
-    tokens_per_batch: int = number(25_000, at_least=1, at_most=2_000_000)
+    tokens_per_batch: int = fixed(25_000, at_least=1, at_most=2_000_000)
     """Token budget of a batch, per side and process: pairs times their longest sentence, padding included (Section
     5.1). A pair with a longer sentence is skipped."""
-    accumulation_steps: int = number(1, at_least=1, at_most=100_000)
+    accumulation_steps: int = fixed(1, at_least=1, at_most=100_000)
     """Batches per update in each process, over which the gradient is accumulated."""
-    schedule: Schedule = "noam"
+    schedule: Schedule = fixed("noam")
     """Learning rate after the warm-up: `noam` is equation 3 (Section 5.3); `inverse_sqrt` is `peak_learning_rate *
     sqrt(warmup_steps / step)`, as in fairseq; `constant` is `peak_learning_rate`; `cosine` falls from
     `peak_learning_rate` along half a cosine, which reaches 0 one update after `max_steps`."""
-    warmup_steps: int = number(4000, at_least=1, at_most=10**9)
+    warmup_steps: int = fixed(4000, at_least=1, at_most=10**9)
     """Updates during which the learning rate rises linearly from 0 (Section 5.3)."""
-    learning_rate_factor: float = number(1.0, above=0, at_most=1000)
+    learning_rate_factor: float = fixed(1.0, above=0, at_most=1000)
     """Factor on the learning rate of `noam`; 1 in the paper. Other schedules use `peak_learning_rate` instead."""
-    peak_learning_rate: float | None = number(None, above=0, at_most=10)
+    peak_learning_rate: float | None = fixed(None, above=0, at_most=10)
     """Learning rate at the end of the warm-up. Required for every schedule but `noam`, whose peak follows from
     `d_model` and `warmup_steps`."""
-    optimizer: Literal["adam", "muon"] = "adam"
+    optimizer: Literal["adam", "muon"] = fixed("adam")
     """`adam` is the paper's Adam; `muon` uses Muon for the matrices of the layers, and Adam for embeddings, biases and
     LayerNorms."""
-    adam_beta1: float = number(0.9, at_least=0, below=1)
+    adam_beta1: float = fixed(0.9, at_least=0, below=1)
     """Decay rate of Adam's running mean of the gradient (Section 5.3)."""
-    adam_beta2: float = number(0.98, at_least=0, below=1)
+    adam_beta2: float = fixed(0.98, at_least=0, below=1)
     """Decay rate of Adam's running mean of the squared gradient (Section 5.3)."""
-    adam_epsilon: float = number(1e-9, above=0, at_most=1)
+    adam_epsilon: float = fixed(1e-9, above=0, at_most=1)
     """Constant that Adam adds to the denominator of its update (Section 5.3)."""
-    weight_decay: float = number(0.0, at_least=0, at_most=100)
+    weight_decay: float = fixed(0.0, at_least=0, at_most=100)
     """Decoupled weight decay, as in AdamW: each update also multiplies every matrix, embeddings included, by `1 -
     learning_rate * weight_decay`. Biases and LayerNorms are exempt. 0 is the paper's Adam."""
-    label_smoothing: float = number(0.1, at_least=0, below=1)
+    label_smoothing: float = fixed(0.1, at_least=0, below=1)
     """Label smoothing epsilon_ls (Section 5.4): probability spread over the tokens of `label_smoothing_over`."""
-    label_smoothing_over: Literal["others", "all"] = "others"
+    label_smoothing_over: Literal["others", "all"] = fixed("others")
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
-    simcut: SimCutRecipe | None = None
+    simcut: SimCutRecipe | None = fixed(None, tasks=PAIR_TASKS)
     """SimCut (Gao et al., 2022), which makes more of little text, at about twice the time per update: a second pass
     sees the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass
     is added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
-    r_drop: RDropRecipe | None = None
+    r_drop: RDropRecipe | None = fixed(None, tasks=PAIR_TASKS)
     """R-Drop (Wu et al., 2021), at about twice the time per update: two passes differ by their dropout, and the
     divergence between their predictions is added to the loss. `{alpha: 5.0}` is the published weight; `null` disables
     it. Excludes `simcut`."""
-    freeze: list[Part] = field(default_factory=list)
+    freeze: list[Part] = fixed(list)
     """Parts that are not trained, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
     output matrices)."""
-    adapter: AdapterRecipe | None = None
+    adapter: AdapterRecipe | None = fixed(None, tasks=PAIR_TASKS)
     """Train low-rank adapters in place of the weights, as in `{rank: 16, alpha: 32, dropout: 0.1}`: checkpoints are
     small, and the published model has the adapters merged into its weights. Needs `initialize.from` and the package
     `peft`; `null` trains the weights themselves."""
-    clip_norm: float | None = number(None, above=0, at_most=10**6)
+    clip_norm: float | None = fixed(None, above=0, at_most=10**6)
     """Maximum Euclidean norm of the gradient, to which longer ones are clipped; `null` disables clipping, as in the
     paper."""
-    mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = None
+    mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = fixed(None)
     """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `auto` is bf16 where the
     processor or GPU has instructions for it and, on a processor, `d_model` is at least 128, and otherwise
     float32; `null` uses the setting of `accelerate launch`. A resumed run keeps its format."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = free(False)
     """Recompute the layers in the backward pass instead of storing their activations: less memory, more time."""
-    compile: bool = False
+    compile: bool = free(False)
     """Compile the network with `torch.compile`, for all sentence lengths at once. The first update then takes minutes
     and, on a CPU, needs a C++ compiler."""
-    ema_decay: float | None = number(None, at_least=0, below=1)
+    ema_decay: float | None = fixed(None, at_least=0, below=1)
     """Decay rate of an exponential moving average of the weights, which is validated, averaged and published in their
     place; `null` disables it, as in the paper."""
-    max_nonfinite_updates: int = number(10, at_least=1, at_most=10**9)
+    max_nonfinite_updates: int = free(10, at_least=1, at_most=10**9)
     """Consecutive updates with a non-finite loss or gradient after which the run stops. Such updates are skipped and
     logged to `nonfinite_updates.jsonl`."""
-    log_every: int = number(100, at_least=1, at_most=10**9)
+    log_every: int = free(100, at_least=1, at_most=10**9)
     """Updates between two entries of `training.jsonl` and of the trackers: loss, gradient norm and learning rate."""
-    validate_every: int = number(1000, at_least=1, at_most=10**9)
+    validate_every: int = fixed(1000, at_least=1, at_most=10**9)
     """Updates between two validations, which compute the loss, BLEU and chrF."""
-    save_every: int = number(1000, at_least=1, at_most=10**9)
+    save_every: int = fixed(1000, at_least=1, at_most=10**9)
     """Updates between two checkpoints."""
-    save_every_minutes: float | None = number(None, above=0, at_most=10**6)
+    save_every_minutes: float | None = free(None, above=0, at_most=10**6)
     """Minutes after which a checkpoint is written in between, so that a run that is killed loses no more. It is kept
     until the next one; neither averages nor rankings use it."""
-    keep_last: int = number(5, at_least=1, at_most=10**6)
+    keep_last: int = free(5, at_least=1, at_most=10**6)
     """Number of newest checkpoints to keep on disk."""
-    keep_best: int = number(0, at_least=0, at_most=10**6)
+    keep_best: int = free(0, at_least=0, at_most=10**6)
     """Number of checkpoints with the best validations to keep as well. If above 0, `save_every` must be a multiple of
     `validate_every`."""
-    best_by: BestBy = "bleu"
+    best_by: BestBy = free("bleu")
     """Measure that ranks validations: the lowest `loss`, or the highest of another one is best. A task has some of
     them, its default first: `translation` has `bleu` and `loss`, `text_to_text` has `bleu`, `exact_match` and `loss`,
     `masked_lm` has `loss` and `accuracy`, the other objectives of running text have `loss`, `classification` has
     `accuracy`, `f1` and `loss`, and `tagging` has `f1`, `accuracy` and `loss`."""
-    best_set: str | None = None
+    best_set: str | None = free(None)
     """The one of several validation sets whose measure ranks validations: a name of `validation_sets`, or a direction
     such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token or the accuracy over all their
     text."""
-    patience: int | None = number(None, at_least=1, at_most=10**6)
+    patience: int | None = free(None, at_least=1, at_most=10**6)
     """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
     stopping."""
-    average_last: int = number(5, at_least=1, at_most=10**6)
+    average_last: int = free(5, at_least=1, at_most=10**6)
     """Number of newest checkpoints to average for the final model (Section 6.1), at most `keep_last`; 1 takes the last
     one as it is."""
-    average_best: int | None = number(None, at_least=1, at_most=10**6)
+    average_best: int | None = free(None, at_least=1, at_most=10**6)
     """Number of checkpoints with the best validations to average instead of the newest; they are kept on disk. If set,
     `save_every` must be a multiple of `validate_every`."""
-    data_workers: int = number(0, at_least=0, at_most=1024)
+    data_workers: int = free(0, at_least=0, at_most=1024)
     """Worker processes of each training process that prepare batches in advance; 0 prepares each batch when it is
     needed."""
-    cpu_threads: int | None = number(None, at_least=1, at_most=1024)
+    cpu_threads: int | None = free(None, at_least=1, at_most=1024)
     """Threads of each training process on a CPU; `null` divides the machine's cores among its processes,
     whatever `OMP_NUM_THREADS` says."""
-    trackers: list[str] = field(default_factory=list)
+    trackers: list[str] = free(list)
     """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
 
 
@@ -483,36 +496,36 @@ class TrainingRecipe:
 class EvaluationRecipe:
     """Translation (Section 6.1) and scoring of the validation and test sets."""
 
-    num_beams: int = number(4, at_least=1, at_most=1000)
+    num_beams: int = fixed(4, at_least=1, at_most=1000)
     """Beam size for the test set. Saved as the model's default."""
-    length_penalty: float = number(0.6, at_least=-10, at_most=10)
+    length_penalty: float = fixed(0.6, at_least=-10, at_most=10)
     """Exponent alpha of the length penalty. Saved as the model's default."""
-    length_penalty_type: Literal["gnmt", "power"] = "power"
+    length_penalty_type: Literal["gnmt", "power"] = fixed("power")
     """Divisor of the log-probability of a hypothesis of L tokens: `power` is `L ** alpha`; `gnmt` is
     `((5 + L) / 6) ** alpha`, as in the paper. Saved as the model's default."""
-    finish_candidates: Literal["all", "top"] = "top"
+    finish_candidates: Literal["all", "top"] = fixed("top")
     """Which of the `2 * num_beams` candidates of a step may end a hypothesis: the `top` `num_beams`, as in
     transformers, or `all`, as in tensor2tensor. Saved as the model's default."""
-    early_stopping: bool | Literal["never"] | None = True
+    early_stopping: bool | Literal["never"] | None = fixed(True)
     """When the search of a sentence ends: `true` with `num_beams` finished hypotheses, `false` or `never` as in
     transformers; tensor2tensor's rule is `never`. `null` means `never` for `gnmt`, and `false` for `power`. Saved as
     the model's default."""
-    validation_num_beams: int = number(1, at_least=1, at_most=1000)
+    validation_num_beams: int = fixed(1, at_least=1, at_most=1000)
     """Beam size for the validation sets; 1 is greedy search."""
-    tokens_per_batch: int = number(4096, at_least=1, at_most=2_000_000)
+    tokens_per_batch: int = free(4096, at_least=1, at_most=2_000_000)
     """Token budget of a batch of sentences to translate: sentences times the longest source, padding included."""
-    max_length_offset: int | None = number(50, at_least=0, at_most=1_000_000)
+    max_length_offset: int | None = fixed(50, at_least=0, at_most=1_000_000)
     """Maximum output length of each sentence, in tokens beyond the length of its source (Section 6.1); `null` requires
     `max_length`. Saved as the model's default."""
     # The decoder's first symbol counts, and an output needs one more token.
-    max_length: int | None = number(None, at_least=2, at_most=1_000_000)
+    max_length: int | None = fixed(None, at_least=2, at_most=1_000_000)
     """Maximum output length of all sentences, in tokens, with the decoder's first symbol included; replaces
     `max_length_offset`. Saved as the model's default."""
-    tokenize: str = "13a"
+    tokenize: str = fixed("13a")
     """Tokenizer of sacreBLEU for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
-    lowercase: bool = False
+    lowercase: bool = fixed(False)
     """Ignore case in BLEU and chrF."""
-    altered: list[Alteration] = field(default_factory=list)
+    altered: list[Alteration] = fixed(list, tasks=PAIR_TASKS)
     """Also score the test set with its sentences altered, once for each of `upper`, `title`, `typos` and
     `no_final_mark` in the list. As in `data.augment`, both sides are altered, the references too, but `typos` are in
     the source alone. The altered sets are always the same."""
@@ -522,30 +535,30 @@ class EvaluationRecipe:
 class HubRecipe:
     """Publishing on the Hub. The token is not part of a recipe: `huggingface_hub` finds it."""
 
-    repo_id: str | None = None
+    repo_id: str | None = free(None)
     """Repository to publish to, as `user/name`; it is created if necessary. `null` publishes nothing."""
-    min_bleu: float = number(0.0, at_least=0, at_most=100)
+    min_bleu: float = free(0.0, at_least=0, at_most=100)
     """Minimum BLEU for publishing a translation model: on the test set for the model, on the validation set for a
     checkpoint. Nothing is published without a BLEU."""
-    min_score: float | None = number(None, at_least=0, at_most=1)
+    min_score: float | None = free(None, at_least=0, at_most=1)
     """Minimum of the measure of `training.best_by` for publishing, where that is `accuracy`, `f1` or `exact_match`,
     for example an accuracy of 0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with
     any score that is finite."""
-    not_worse_than: str | None = None
+    not_worse_than: str | None = free(None)
     """Model that a published translation model must not be worse than: `start`, the model of `initialize.from`, if the
     run takes all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the
     Hub, its folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test
     (p < 0.05). Compared when something is published. `null` compares with none."""
-    private: bool | None = None
+    private: bool | None = free(None)
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""
-    revision: str = "main"
+    revision: str = free("main")
     """Branch to publish to; it is created if necessary."""
-    every_n_checkpoints: int | None = number(None, at_least=1, at_most=10**6)
+    every_n_checkpoints: int | None = free(None, at_least=1, at_most=10**6)
     """Also publish every n-th checkpoint during training, with the score of its validation; `null` publishes only the
     final model. If set, `save_every` must be a multiple of `validate_every`. With `not_worse_than`, each of these
     checkpoints translates the test sets, too."""
-    license: str | None = None
+    license: str | None = free(None)
     """Licence of the model, for the model card, for example `apache-2.0`."""
 
 
@@ -557,23 +570,23 @@ class BacktranslationRecipe:
     this section.
     """
 
-    model: str | None = None
+    model: str | None = unread(None)
     """Model that translates from the target language of `data` into its source language: the folder of a model, a
     checkpoint or a run, or an id on the Hub."""
-    text: list[str] | str | None = None
+    text: list[str] | str | None = unread(None)
     """Text in the target language, one sentence a line: a file, or a list of files, which may be compressed as `.gz`.
     Empty lines are skipped."""
-    output: str | None = None
+    output: str | None = unread(None)
     """File for the pairs, a `.tsv` with the two language codes as its header. Unfinished work and a record of the
     settings lie beside it."""
-    method: Literal["sampling", "beam"] = "sampling"
+    method: Literal["sampling", "beam"] = unread("sampling")
     """`sampling` draws each word from the probabilities of the model, which gives varied sources (Edunov et al.,
     2018); `beam` is beam search, for a model trained on little text."""
-    top_k: int | None = number(None, at_least=1, at_most=1_000_000)
+    top_k: int | None = unread(None, at_least=1, at_most=1_000_000)
     """With `sampling`, the number of most probable entries to draw from; `null` draws from the whole vocabulary."""
-    temperature: float = number(1.0, above=0, at_most=100)
+    temperature: float = unread(1.0, above=0, at_most=100)
     """With `sampling`, divisor of the logits: below 1, probable words become more probable."""
-    num_beams: int = number(4, at_least=1, at_most=1000)
+    num_beams: int = unread(4, at_least=1, at_most=1000)
     """Beam size of `beam`; 1 is greedy search."""
 
 
@@ -585,26 +598,26 @@ class TeacherRecipe:
     in place of the targets.
     """
 
-    model: list[str] | str | None = None
+    model: list[str] | str | None = fixed(None)
     """Teacher: the folder of a model, a checkpoint or a run, or an id on the Hub; of several with one vocabulary, the
     ensemble. If set, training reads the teacher's translations, which `hf-vaswani distill` writes first."""
-    text: list[str] | str | None = None
+    text: list[str] | str | None = fixed(None)
     """More text in the source language of `data` for the teacher to translate, one sentence a line: a file, or a list
     of files, which may be compressed as `.gz`. Empty lines are skipped."""
-    folder: str | None = None
+    folder: str | None = free(None)
     """Folder for the translations, which several students may share; `null` is the run's, with `.teacher` at its
     end."""
-    num_beams: int = number(8, at_least=1, at_most=1000)
+    num_beams: int = fixed(8, at_least=1, at_most=1000)
     """Beam size of the teacher; 1 is greedy search."""
-    n_best: int | None = number(None, at_least=1, at_most=1000)
+    n_best: int | None = fixed(None, at_least=1, at_most=1000)
     """Translations of each sentence to keep for the choice; `null` is the beam size."""
-    choose: Literal["model", "bleu", "chrf"] = "model"
+    choose: Literal["model", "bleu", "chrf"] = fixed("model")
     """Translation that the student learns: the best by the teacher (`model`), or the one that is nearest to the target
     of the training text by sentence `bleu` or `chrf`. Sentences of `teacher.text` have the best by the teacher."""
-    backward_model: str | None = None
+    backward_model: str | None = fixed(None)
     """Model that translates back, by which bad pairs are found: their sources are improbable, given the
     translations."""
-    drop_worst: float = number(0.05, at_least=0, below=1)
+    drop_worst: float = fixed(0.05, at_least=0, below=1)
     """Share of the pairs to drop, those with the lowest log-probability per token under `backward_model`."""
 
 
@@ -616,11 +629,11 @@ class ShortlistRecipe:
     entries alone. Training ignores this section.
     """
 
-    candidates: int = number(100, at_least=1, at_most=10_000)
+    candidates: int = unread(100, at_least=1, at_most=10_000)
     """Likely translations of each entry."""
-    frequent: int = number(100, at_least=1, at_most=100_000)
+    frequent: int = unread(100, at_least=1, at_most=100_000)
     """Most frequent entries of the target text, which any translation may have."""
-    max_pairs: int = number(100_000, at_least=1, at_most=10_000_000)
+    max_pairs: int = unread(100_000, at_least=1, at_most=10_000_000)
     """Number of training pairs that are read: as many of each source, evenly spaced; of a stream its first ones. They
     take 8 bytes of memory for each two tokens of a pair: 0.7 GB for 100,000 pairs with 30 tokens a side. Pairs with
     more than 512 tokens on a side are left out."""
@@ -630,21 +643,21 @@ class ShortlistRecipe:
 class Recipe:
     """One experiment."""
 
-    run_dir: str = ""
+    run_dir: str = free("")
     """Folder of the run; if empty, `runs/NAME`, where NAME is the recipe's file name without its extension."""
-    seed: int = number(1, at_least=0, at_most=2**32 - 1)
+    seed: int = fixed(1, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the dropout, the order of the data and back-translation."""
-    task: Task = "translation"
+    task: Task = fixed("translation")
     """Task of the model: `translation` of sentence pairs (Vaswani et al., 2017); `text_to_text`, several
     tasks on pairs of texts in one model, told apart by `prefix` (Raffel et al., 2019); pre-training on running text in
     one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT: Radford et
     al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS); or
     `classification` of texts or pairs of texts, and `tagging` of words, both from text with labels."""
     data: DataRecipe = field(default_factory=DataRecipe)
-    more_data: list[SourceRecipe] = field(default_factory=list)
+    more_data: list[SourceRecipe] = fixed(list)
     """More sources of sentence pairs, each with the keys of `data` from `source_language` to `license`. On the command
     line, `--more_data.KEY` overrides a key of the last source, and `--more_data+` adds a source."""
-    validation_sets: dict[str, EvaluationSetRecipe] = field(default_factory=dict)
+    validation_sets: dict[str, EvaluationSetRecipe] = fixed(dict)
     """More validation and test sets by name, as in `{domain: {validation_files: FILE, test_files: FILE}}`, each scored
     on its own. They have those keys of `data` that are not about training text; languages default to those of `data`.
     On the command line, `--validation_sets.NAME.KEY` overrides a key."""
@@ -718,3 +731,15 @@ def options_of(section: type) -> dict[str, Any]:
     """
     hints = {name: hint for name, hint in get_type_hints(section).items() if get_origin(hint) is UnionType}
     return {name: kind for name, hint in hints.items() for kind in get_args(hint) if is_dataclass(kind)}
+
+
+def resume_marks() -> dict[str, ResumeMark]:
+    """Returns how each key is declared, as in `{"training.log_every": "free", "more_data.weight": "fixed"}`."""
+    outer = {"": Recipe, "more_data.": SourceRecipe, "validation_sets.": EvaluationSetRecipe}
+    outer |= {f"{name}.": get_type_hints(Recipe)[name] for name in SECTIONS}
+    return {
+        spelled(prefix + part.name): part.metadata["resume"]
+        for prefix, section in outer.items()
+        for part in fields(section)
+        if prefix or part.name not in SECTIONS
+    }

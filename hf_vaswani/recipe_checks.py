@@ -3,8 +3,8 @@
 import operator
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, fields
 from typing import Any, get_args
 
 from .recipe import (
@@ -13,7 +13,6 @@ from .recipe import (
     PAIR_TASKS,
     RANKED_BY,
     SECTIONS,
-    TEXT_TASKS,
     BacktranslationRecipe,
     EvaluationSetRecipe,
     HubRecipe,
@@ -52,26 +51,12 @@ def check_ranges(recipe: Recipe) -> None:
         ValueError: a number is out of its range or not finite, a string has control characters, a value is missing, or
             two keys contradict each other; the message names the keys.
     """
-    sections: list[tuple[str, Any]] = [("", recipe)]
-    sections += [(f"{name}.", getattr(recipe, name)) for name in SECTIONS]
-    sections += [(f"more_data[{i}].", source) for i, source in enumerate(recipe.more_data)]
-    sections += [(f"validation_sets.{name}.", source) for name, source in recipe.validation_sets.items()]
-    for prefix, section in sections[:]:
-        options = {name: getattr(section, name) for name in options_of(type(section))}
-        sections += [(f"{prefix}{name}.", option) for name, option in options.items() if option is not None]
-    for prefix, section in sections:
-        defaults = type(section)()
-        for part in fields(section):
-            name, value, default = (
-                spelled(prefix + part.name),
-                getattr(section, part.name),
-                getattr(defaults, part.name),
-            )
-            if value is None and default is not None and part.name not in OPTIONAL:
-                raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
-            _check_value(name, value, part.metadata)
-            if part.name == "prefix" and value is not None:
-                _check_prefix(name, value)
+    for name, value, part, default in _keys(recipe):
+        if value is None and default is not None and part.name not in OPTIONAL:
+            raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
+        _check_value(name, value, part.metadata["bounds"])
+        if part.name == "prefix" and value is not None:
+            _check_prefix(name, value)
     _check_agreement(recipe.training, has_head=recipe.task in (*LABEL_TASKS, "masked_lm"))
     _check_task(recipe)
     check_best_by(recipe, recipe.training.best_by, "training.best_by")
@@ -94,6 +79,23 @@ def check_ranges(recipe: Recipe) -> None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 
 
+def _keys(recipe: Recipe) -> Iterator[tuple[str, Any, "Field[Any]", Any]]:
+    """Yields each key of a recipe: its dotted name, its value, its field and its default."""
+    sections: list[tuple[str, Any]] = [("", recipe)]
+    sections += [(f"{name}.", getattr(recipe, name)) for name in SECTIONS]
+    sections += [(f"more_data[{i}].", source) for i, source in enumerate(recipe.more_data)]
+    sections += [(f"validation_sets.{name}.", source) for name, source in recipe.validation_sets.items()]
+    for prefix, section in sections[:]:
+        options = {name: getattr(section, name) for name in options_of(type(section))}
+        sections += [(f"{prefix}{name}.", option) for name, option in options.items() if option is not None]
+    for prefix, section in sections:
+        defaults = type(section)()
+        for part in fields(section):
+            if prefix or part.name not in SECTIONS:
+                name = spelled(prefix + part.name)
+                yield name, getattr(section, part.name), part, getattr(defaults, part.name)
+
+
 def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationSetRecipe]]:
     """Returns the sources of a recipe, training text or not, by the section that has them."""
     more = [(f"more_data[{i}]", part) for i, part in enumerate(recipe.more_data)]
@@ -101,7 +103,7 @@ def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationS
     return [("data", recipe.data), *more, *named]
 
 
-def settle_task(recipe: Recipe) -> None:
+def apply_task_defaults(recipe: Recipe) -> None:
     """Fills the keys whose default depends on the task, unless they are given: changes the recipe."""
     if "training.best_by" not in recipe.given:
         recipe.training.best_by = RANKED_BY[recipe.task][0]
@@ -133,45 +135,26 @@ def check_best_by(recipe: Recipe, measure: str, where: str) -> None:
 def _check_task(recipe: Recipe) -> None:
     """Refuses keys that the task of a recipe does not have, and blocks that do not fit."""
     training, model, objective = recipe.training, recipe.model, recipe.objective
-    _check_columns(recipe)
+    _check_labels(recipe)
+    if recipe.task in PAIR_TASKS and objective != ObjectiveRecipe():
+        raise ValueError(f"objective has no effect with task {recipe.task!r}, which is not about running text.")
+    if not objective.noise or len(set(objective.noise)) < len(objective.noise):
+        raise ValueError(f"objective.noise must name one or more kinds, each once, but it is {objective.noise}.")
+    for name, value, part, default in _keys(recipe):
+        tasks = part.metadata["tasks"]
+        if tasks is not None and value != default and recipe.task not in tasks:
+            kind = "pairs of texts" if tasks == PAIR_TASKS else f"the task {' or '.join(map(repr, tasks))}"
+            raise ValueError(f"{name} is for {kind}, but task is {recipe.task!r}: leave the key out.")
     if recipe.task in PAIR_TASKS:
-        if objective != type(objective)():
-            raise ValueError(f"objective has no effect with task {recipe.task!r}, which is not about running text.")
         return
-    excluded = [
-        ("training.simcut", training.simcut is not None),
-        ("training.r_drop", training.r_drop is not None),
-        ("training.adapter", training.adapter is not None),
-        ("tokenizer.bpe_dropout", recipe.tokenizer.bpe_dropout > 0),
-        ("data.augment", recipe.data.augment is not None),
-        *((f"{where}.prefix", part.prefix is not None) for where, part in _named_sources(recipe)),
-        ("evaluation.altered", bool(recipe.evaluation.altered)),
-        ("initialize.add_tokens", bool(recipe.initialize.add_tokens)),
-        ("initialize.vocabulary", recipe.initialize.vocabulary != "keep"),
-    ]
-    for key, is_set in excluded:
-        if is_set:
-            raise ValueError(f"{key} is for pairs of texts, but task is {recipe.task!r}: leave the key out.")
+    # A translation model that starts from a BERT keeps the key of that model.
+    if model.lm_head_transform and recipe.task != "masked_lm":
+        raise ValueError(f"model.lm_head_transform is for the task 'masked_lm', but task is {recipe.task!r}.")
     if objective.next_sentence and (recipe.task != "masked_lm" or objective.unit == "lines"):
         raise ValueError(
             "objective.next_sentence needs task 'masked_lm' and objective.unit 'blocks', because it cuts blocks at an "
             f"end of line, but they are {recipe.task!r} and {objective.unit!r}."
         )
-    if objective.whole_words and recipe.task != "masked_lm":
-        raise ValueError(f"objective.whole_words is for the task 'masked_lm', but task is {recipe.task!r}.")
-    if objective.stack is not None and recipe.task != "classification":
-        raise ValueError(f"objective.stack is for the task 'classification', but task is {recipe.task!r}.")
-    if model.lm_head_transform and recipe.task != "masked_lm":
-        raise ValueError(f"model.lm_head_transform is for the task 'masked_lm', but task is {recipe.task!r}.")
-    if not objective.noise or len(set(objective.noise)) < len(objective.noise):
-        raise ValueError(f"objective.noise must name one or more kinds, each once, but it is {objective.noise}.")
-    noisy = ("masked_lm", "span_corruption", "denoise")
-    for key, allowed in (("noise_rate", noisy), ("span_length", noisy[1:]), ("noise", noisy[2:])):
-        if getattr(objective, key) != getattr(ObjectiveRecipe(), key) and recipe.task not in allowed:
-            raise ValueError(
-                f"objective.{key} is for the task {' or '.join(map(repr, allowed))}, but task is {recipe.task!r}: "
-                "leave the key out."
-            )
     limits = {"training.tokens_per_batch": training.tokens_per_batch}
     if model.position_encoding == "learned":
         limits["model.max_position_embeddings"] = model.max_position_embeddings
@@ -180,21 +163,8 @@ def _check_task(recipe: Recipe) -> None:
             raise ValueError(f"objective.block_length ({objective.block_length}) must not be above {key} ({limit}).")
 
 
-def _check_columns(recipe: Recipe) -> None:
-    """Refuses columns that the task of a recipe does not read, and what labelled text does not have."""
-    tasks = {
-        "document_column": TEXT_TASKS,
-        "label_column": LABEL_TASKS,
-        "pair_column": LABEL_TASKS[:1],
-        "target_column": PAIR_TASKS,
-    }
-    for where, part in _named_sources(recipe):
-        for column, allowed in tasks.items():
-            if getattr(part, column, None) is not None and recipe.task not in allowed:
-                raise ValueError(
-                    f"{where}.{column} is for the task {' or '.join(map(repr, allowed))}, but task is "
-                    f"{recipe.task!r}: leave the key out."
-                )
+def _check_labels(recipe: Recipe) -> None:
+    """Refuses what labelled text does not have."""
     if recipe.task not in LABEL_TASKS:
         return
     pairs = {part.pair_column is None for _, part in _named_sources(recipe)}

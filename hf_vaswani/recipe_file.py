@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .recipe import SECTIONS, EvaluationSetRecipe, Recipe, SourceRecipe, flat, options_of, shortened, shown, spelled
-from .recipe_checks import check_ranges, check_set_name, settle_task
+from .recipe_checks import apply_task_defaults, check_ranges, check_set_name
 
 try:
     import yaml
@@ -422,7 +422,7 @@ def load_recipe(
         raise ValueError(_explained(str(error))) from error
     recipe = Recipe(**_parser().instantiate(values).as_dict())
     recipe.given = given
-    settle_task(recipe)
+    apply_task_defaults(recipe)
     check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from .files import (
     read_json_lines,
     temporary_name,
 )
-from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name
+from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name, resume_marks
 from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
@@ -37,48 +37,8 @@ RESULT = "test.json"
 TRANSLATIONS = "test_translations.txt"
 START_TRANSLATIONS = "start_translations.txt"
 
-# Settings that a resumed run may change, because its results so far do not depend on them.
-CHANGEABLE = {
-    "run_dir",
-    "data.num_proc",
-    "training.max_steps",
-    "training.save_every_minutes",
-    "training.keep_last",
-    "training.keep_best",
-    "training.average_last",
-    "training.average_best",
-    "training.best_by",
-    "training.best_set",
-    "training.patience",
-    "training.max_nonfinite_updates",
-    "training.data_workers",
-    "training.cpu_threads",
-    "training.trackers",
-    "training.log_every",
-    # These change the last bits of numbers, as another processor does.
-    "training.gradient_checkpointing",
-    "training.compile",
-    "evaluation.tokens_per_batch",
-    "data.license",
-    # The files of the training text lie there.
-    "teacher.folder",
-    "hub.repo_id",
-    "hub.min_bleu",
-    "hub.min_score",
-    "hub.not_worse_than",
-    "hub.private",
-    "hub.revision",
-    "hub.every_n_checkpoints",
-    "hub.license",
-}
-
 # Where a source has its text. A resumed run may have it elsewhere, because the text itself is compared.
-TEXT = ("dataset", "train_files", "validation_files", "test_files")
-# Where the vocabulary was; a checkpoint has its own copy.
-VOCABULARY = "tokenizer.path"
-
-# Settings of other commands, which no training reads.
-SECTIONS_OF_OTHER_VERBS = ("backtranslation.", "shortlist.")
+TEXT = tuple(part.name for part in fields(SourceRecipe) if part.metadata["resume"] == "place")
 
 T = TypeVar("T")
 
@@ -461,32 +421,28 @@ def checkpoints_to_average(
 
 def unchangeable(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings of a recipe that its results depend on, by dotted key, as JSON would return them."""
+    kept = _fixed(recipe.flat())
     # A cosine has already come down as far as its end demands.
-    changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
-    kept = {
-        key: value
-        for key, value in recipe.flat().items()
-        if key not in changeable and not key.startswith(SECTIONS_OF_OTHER_VERBS)
-    }
+    if recipe.training.schedule == "cosine":
+        kept["training.max_steps"] = recipe.training.max_steps
     if recipe.teacher.model is not None:
         # In one form, however they are written.
         names = recipe.teacher.model if isinstance(recipe.teacher.model, list) else [recipe.teacher.model]
         kept["teacher.model"] = [os.path.normpath(name) for name in names]
         kept["teacher.n_best"] = recipe.teacher.n_best or recipe.teacher.num_beams
-    return _without_text(json.loads(json.dumps(kept)))
+    return cast(dict[str, Any], json.loads(json.dumps(kept)))
 
 
-def _without_text(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings without the keys that say where text and vocabulary are."""
+def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns those settings that a resumed run keeps, of the sources and validation sets, too."""
+    marks = resume_marks()
 
-    def rest(source: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in source.items() if key not in TEXT}
+    def kept(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if marks.get(f"{prefix}{name}") == "fixed"}
 
-    places = {VOCABULARY, *(f"data.{key}" for key in TEXT)}
-    kept = {key: value for key, value in settings.items() if key not in places}
-    kept["more_data"] = [rest(source) for source in kept["more_data"]]
-    kept["validation_sets"] = {name: rest(source) for name, source in kept["validation_sets"].items()}
-    return kept
+    sources = [kept("more_data.", source) for source in settings["more_data"]]
+    sets = {name: kept("validation_sets.", part) for name, part in settings["validation_sets"].items()}
+    return kept("", settings) | {"more_data": sources, "validation_sets": sets}
 
 
 def places_of_text(recipe: Recipe) -> dict[str, Any]:
@@ -596,12 +552,9 @@ def check_resume(recipe: Recipe, resume: Resume | None) -> None:
     if different:
         keys = ", ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in different[:5])
         keys += f" and {len(different) - 5} more" if different[5:] else ""
+        marks = resume_marks()
         changeable = ", ".join(
-            sorted(
-                key
-                for key in recipe.flat()
-                if not (key in here or key == "run_dir" or key.startswith(SECTIONS_OF_OTHER_VERBS))
-            )
+            sorted(key for key in recipe.flat() if key not in {"run_dir", *here} and marks[key] != "unread")
         )
         raise ValueError(
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
@@ -614,9 +567,8 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     whole = cast(dict[str, Any], json.loads(json.dumps(Recipe().flat()))) | settings
     whole["more_data"] = [asdict(SourceRecipe()) | source for source in whole["more_data"]]
     sets = whole["validation_sets"].items()
-    return _without_text(
-        whole | {"validation_sets": {name: asdict(EvaluationSetRecipe()) | part for name, part in sets}}
-    )
+    whole["validation_sets"] = {name: asdict(EvaluationSetRecipe()) | part for name, part in sets}
+    return _fixed(whole) | {"training.max_steps": whole["training.max_steps"]}
 
 
 def _recipe_at(path: Path) -> Recipe:

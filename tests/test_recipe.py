@@ -24,6 +24,8 @@ from hf_vaswani.recipe import (
     SimCutRecipe,
     TokenizerRecipe,
     TrainingRecipe,
+    options_of,
+    resume_marks,
 )
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training.other_classes import search_of
@@ -45,6 +47,18 @@ def test_flat_names_every_key_as_the_command_line_does() -> None:
     assert flat["training.max_steps"] == 100_000
     assert flat["seed"] == 1
     assert sum(len(value) if name in SECTIONS else 1 for name, value in asdict(Recipe()).items()) == len(flat)
+
+
+def test_every_key_says_whether_a_resumed_run_may_change_it() -> None:
+    """A key without the mark is missing here, and `resume_marks` fails."""
+    marks = resume_marks()
+    assert set(Recipe().flat()) <= set(marks) and set(marks.values()) == {"fixed", "free", "place", "unread"}
+    for name in SECTIONS:
+        for option in options_of(get_type_hints(Recipe)[name]).values():
+            assert {part.metadata["resume"] for part in fields(option)} == {"fixed"}
+    # They change the last bits of numbers, as another processor does, or nothing.
+    free = {"evaluation.tokens_per_batch", "training.compile", "training.gradient_checkpointing", "training.log_every"}
+    assert {marks[key] for key in free} == {"free"} and marks["training.schedule"] == "fixed"
 
 
 def test_the_model_section_is_the_configuration() -> None:

@@ -208,7 +208,7 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
             "data.document_column is for the task 'masked_lm' or 'causal_lm' or 'span_corruption' or 'denoise', but",
         ),
         (["--data.label_column=a"], "data.label_column is for the task 'classification' or 'tagging', but task is"),
-        (["--data.target_column=a"], "data.target_column is for the task 'translation'"),
+        (["--data.target_column=a"], "data.target_column is for pairs of texts, but task is 'masked_lm'"),
         (["--task=tagging", "--data.pair_column=a"], "data.pair_column is for the task 'classification', but task is"),
         (["--task=tagging", "--data.document_column=a"], "data.document_column is for the task 'masked_lm'"),
         (
