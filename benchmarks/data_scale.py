@@ -44,7 +44,7 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
     """Goes from text to batches in this process, and prints a line of JSON with the cost of each phase."""
     import datasets
 
-    from hf_vaswani.data.sources import build_updates, make_tokenizer, read_sources
+    from hf_vaswani.data.sources import PairData
     from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
 
     datasets.disable_progress_bars()
@@ -63,11 +63,11 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
         started = time.perf_counter()
 
     report("start")
-    sources = read_sources(recipe)
+    sources = PairData().read(recipe)
     report("read")
-    tokenizer = make_tokenizer(recipe, sources)
+    tokenizer = PairData().make_tokenizer(recipe, sources)
     report("vocabulary")
-    updates = build_updates(recipe, sources, tokenizer)
+    updates = PairData().build_updates(recipe, sources, tokenizer)
     report("encode")
     target, real, cells, asked = 0, 0, 0, 0.0
     before = time.perf_counter()

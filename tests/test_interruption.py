@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -413,9 +414,9 @@ def test_a_child_of_a_pool_ends_silently() -> None:
 
 
 OUTSIDE_THE_UPDATES = [
-    "training.preparation.read_sources",
-    "training.preparation.make_tokenizer",
-    "training.preparation.build_updates",
+    "data.sources.PairData.read",
+    "data.sources.PairData.make_tokenizer",
+    "data.sources.PairData.build_updates",
     "training.state.forget_after",
     "training.loop.average_checkpoints",
     "training.loop.translate_and_score",
@@ -426,13 +427,11 @@ OUTSIDE_THE_UPDATES = [
 
 @pytest.mark.parametrize("place", [place if i % 2 else dear(place) for i, place in enumerate(OUTSIDE_THE_UPDATES)])
 def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, capsys, monkeypatch, place) -> None:
-    import importlib
-
     from hf_vaswani.cli import main
 
     arguments = ["train", *tiny_recipe(tmp_path, scored=True, max_steps=2), "--run_dir", str(tmp_path / "run")]
-    module, name = place.rsplit(".", 1)
-    owner = importlib.import_module(f"hf_vaswani.{module}")
+    owner_name, name = place.rsplit(".", 1)
+    owner = pkgutil.resolve_name(f"hf_vaswani.{owner_name}")
     function, before = getattr(owner, name), signal.getsignal(signal.SIGTERM)
 
     def asked(*options: Any, **more: Any) -> Any:

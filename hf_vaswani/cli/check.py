@@ -104,10 +104,11 @@ def _check(options: argparse.Namespace) -> None:
             f"The recipe has {1 + len(recipe.more_data)} sources, but --output and --rejected take the pairs of one: "
             "to write them, check the files of each source by themselves."
         )
-    from ..data.sources import held_out_text, read_sources, read_validation_sets
+    from ..data.sources import PairData, held_out_text
 
     _hide_progress_of_datasets()
-    sources, sets = read_sources(recipe), read_validation_sets(recipe)
+    data = PairData()
+    sources, sets = data.read(recipe), data.read_sets(recipe)
     held_out = held_out_text([*sources, *sets])
     reports = _reports(options, sources, held_out)
     for (i, split), (pairs, found) in held_out.counts().items():

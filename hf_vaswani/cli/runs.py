@@ -95,7 +95,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def check_trainable(recipe: "Recipe") -> None:
     """Raises what a training would raise before it reads its training text, for a work that makes this text first."""
-    from ..data.sources import read_evaluation_sources
+    from ..data.sources import PairData
     from ..data.tokenizer import load_tokenizer
     from ..run_folder import list_checkpoints
     from ..training.loop import check_recipe
@@ -107,7 +107,7 @@ def check_trainable(recipe: "Recipe") -> None:
             load_start(recipe)
         elif recipe.tokenizer.path is not None:
             load_tokenizer(recipe.tokenizer.path)
-    read_evaluation_sources(recipe)
+    PairData().read_evaluation(recipe)
 
 
 def train_recipe(recipe: "Recipe") -> "Result | None":

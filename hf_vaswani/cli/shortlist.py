@@ -32,7 +32,7 @@ def _shortlist(options: argparse.Namespace) -> None:
 
     recipe = load_recipe(options.arguments, "hf-vaswani shortlist", PURPOSE)
     from ..data.lexicon import likely_translations
-    from ..data.sources import read_training_source
+    from ..data.sources import PairData
     from ..data.tokenizer import load_tokenizer
     from ..files import atomic_write_text
     from ..model.configuration_vaswani import VaswaniConfig
@@ -50,7 +50,7 @@ def _shortlist(options: argparse.Namespace) -> None:
     recipe = with_teacher_text(recipe)
     tokenizer = load_tokenizer(str(folder))
     parts = (recipe.data, *recipe.more_data)
-    sources, targets = _ids([read_training_source(recipe, part) for part in parts], tokenizer, recipe)
+    sources, targets = _ids([PairData().read_training(recipe, part) for part in parts], tokenizer, recipe)
     if not sources:
         raise ValueError(f"The training text has no pairs of at most {LONGEST} tokens with text on both sides.")
     settings, size = recipe.shortlist, VaswaniConfig.from_pretrained(folder).vocab_size

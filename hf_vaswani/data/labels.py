@@ -15,14 +15,14 @@ from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updat
 from .encoding import EncodedRows, as_lists, pair_lengths
 from .objectives import SPACES
 from .reading import load_labelled
-from .sources import EvaluationSet, Source, batch_order, longest_input, set_names
-from .text_sources import NO_TRAINING_TEXT, TextSource
+from .sources import EvaluationSet, Source, TaskData, batch_order, longest_input
+from .text_sources import TextSource, text_settings
 from .texts import plain_tokenizer
 from .tokenizer import load_tokenizer, put_special_tokens, train_tokenizer
 
 try:
     import datasets
-    from datasets import Dataset, concatenate_datasets
+    from datasets import Dataset, IterableDataset, concatenate_datasets
     from datasets.fingerprint import Hasher
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
@@ -30,92 +30,115 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 
-# ---- Reading -----------------------------------------------------------------------------------------------------
+class LabelledData(TaskData):
+    """Text with labels: one for a text or a pair of texts, or one for each word."""
 
+    source_class = TextSource
 
-def read_labelled(recipe: Recipe) -> list[Source]:
-    """
-    Reads the labelled text of a recipe.
+    def load(self, recipe: Recipe, part: SourceRecipe) -> dict[str, Dataset | IterableDataset]:
+        """Reads the splits that a source names."""
+        columns: dict[str, Any] = {"pair_column": part.pair_column, "label_column": part.label_column}
+        return dict(load_labelled(**text_settings(part), **columns, is_tagged=recipe.task == "tagging"))
 
-    Args:
-        recipe ([`Recipe`]): its sections `data` and `more_data`.
+    def check_split(self, recipe: Recipe, source: Source, split: str) -> None:
+        """Raises a `ValueError` if a sentence has another number of tags than words."""
+        rows: Any = source.pairs[split]
+        if "words" not in rows.column_names:
+            return
+        lengths = (rows.data.column(name).combine_chunks().value_lengths() for name in ("words", "tags"))
+        for number, (words, tags) in enumerate(zip(*(each.to_pylist() for each in lengths), strict=True), start=1):
+            if words != tags:
+                where = " and ".join(source.origin(split))
+                raise ValueError(f"{where}, row {number}, has {words} words but {tags} tags: each word needs one tag.")
 
-    Returns:
-        `list[Source]`: in the order of the recipe, with the columns of [`load_labelled`].
+    def label_names(self, sources: Sequence[Source]) -> list[str]:
+        """Collects the labels of the training text: numbers in their order, other labels in that of the alphabet."""
+        names = {name for source in sources for row in _labels(source.pairs["train"]) for name in row}
+        return sorted(names, key=lambda name: (int(name) if name.isdecimal() else -1, name))
 
-    Raises:
-        ValueError: a split is empty or cannot be read.
-        FileNotFoundError: a file or dataset does not exist.
-    """
-    sources: list[Source] = []
-    for part in (recipe.data, *recipe.more_data):
-        source = TextSource(part, dict(load_labelled(**_settings(recipe, part))), None)
-        if "train" not in source.pairs:
-            raise ValueError("There is no training text: set data.train_files or data.dataset.")
-        sources.append(source)
-    return _checked(sources)
+    def check(
+        self,
+        recipe: Recipe,
+        sources: Sequence[Source],
+        labels: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """Checks that the model has two labels or more, and each of the text among them."""
+        check_labels(labels, sources)
+        check_all_known(labels, sources)
 
+    def make_tokenizer(self, recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
+        """
+        Loads or trains the tokenizer, see [`TaskData.make_tokenizer`]. It puts `<s>` in front of a text and `</s>`
+        behind it, and behind the second text of a pair.
+        """
+        if recipe.tokenizer.path is not None:
+            tokenizer = load_tokenizer(recipe.tokenizer.path)
+        else:
+            sentences = chain.from_iterable(texts for source in sources for texts in _texts(source.pairs["train"]))
+            tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind)
+        put_special_tokens(tokenizer, recipe.task, has_segments(recipe))
+        tokenizer.model_max_length = recipe.model.max_position_embeddings
+        return tokenizer
 
-def read_labelled_sets(recipe: Recipe) -> list[Source]:
-    """Reads the text of `validation_sets`, as [`read_labelled`] does that of the sources."""
-    sources: list[Source] = []
-    for name, part in recipe.named_sets.items():
-        found = load_labelled(**_settings(recipe, part) | NO_TRAINING_TEXT)
-        if not found:
-            raise ValueError(
-                f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
-            )
-        sources.append(TextSource(part, dict(found), None, name))
-    return _checked(sources)
+    def build_updates(
+        self,
+        recipe: Recipe,
+        sources: list[Source],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str] = (),
+        num_processes: int = 1,
+        process_index: int = 0,
+    ) -> Updates:
+        """Encodes and groups the training text, see [`TaskData.build_updates`]."""
+        check_labels(labels, sources)
+        parts: list[Dataset] = []
+        for source in sources:
+            first = 1 + sum(map(len, parts))
+            where = " and ".join(source.origin("train"))
+            rows, longest = source.pairs["train"], recipe.objective.block_length
+            parts.append(encode_labelled(rows, tokenizer, labels, longest, where, first, recipe.data.num_proc))
+        encoded = concatenate_datasets(parts)
+        lengths = pair_lengths(encoded)
+        order = batch_order(recipe, num_processes, process_index)
+        weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
+        sampler = TokenBudgetBatchSampler(lengths, order, weights)
+        logger.info(f"{len(encoded):,} labelled texts, {int(lengths[:, 0].sum()):,} tokens, {len(labels)} labels")
+        for part, source in zip(parts, sources, strict=True):
+            _report_cut(part, source.pairs["train"], recipe.objective.block_length, f"training text of {source.name}")
+        collator = PairCollator(tokenizer.pad_token_id, label_columns(recipe, encoded))
+        updates = EpochUpdates(EncodedRows(encoded), sampler, collator, recipe.training.data_workers)
+        targets = [batch.column("target_ids").values for batch in encoded.data.to_batches()]
+        crc = 0
+        for values in targets:
+            crc = zlib.crc32(values.to_numpy().tobytes(), crc)
+        updates.fingerprint = updates.fingerprint | {"labels": list(labels), "crc32_of_labels": crc}
+        return updates
 
-
-def _settings(recipe: Recipe, part: SourceRecipe) -> dict[str, Any]:
-    """Returns the keys of a source that are arguments of [`load_labelled`]."""
-    same = ["dataset", "dataset_config", "pair_column", "label_column"]
-    same += [f"{split}_{kind}" for split in ("train", "validation", "test") for kind in ("split", "files")]
-    return {name: getattr(part, name) for name in same} | {
-        "language": part.source_language,
-        "text_column": part.source_column,
-        "is_tagged": recipe.task == "tagging",
-    }
-
-
-def _checked(sources: list[Source]) -> list[Source]:
-    """Raises a `ValueError` if a split has no text, or another number of tags than words."""
-    for source in sources:
-        for split, rows in source.pairs.items():
-            where = " and ".join(source.origin(split))
-            if len(rows) == 0:
-                raise ValueError(f"The {split} text of {source.name} is empty: {where}.")
-            if "words" not in rows.column_names:
-                continue
-            lengths = (rows.data.column(name).combine_chunks().value_lengths() for name in ("words", "tags"))
-            for number, (words, tags) in enumerate(zip(*(each.to_pylist() for each in lengths), strict=True), start=1):
-                if words != tags:
-                    raise ValueError(
-                        f"{where}, row {number}, has {words} words but {tags} tags: each word needs one tag."
-                    )
-    return sources
-
-
-def label_names(sources: Sequence[Source]) -> list[str]:
-    """
-    Collects the labels of the training text: numbers in their order, other labels in that of the alphabet.
-
-    Args:
-        sources (`Sequence[Source]`): result of [`read_labelled`].
-
-    Returns:
-        `list[str]`: each label once.
-    """
-    names = {name for source in sources for row in _labels(source.pairs["train"]) for name in row}
-    return sorted(names, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    def encode_set(
+        self,
+        recipe: Recipe,
+        source: Source,
+        split: str,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str],
+    ) -> EvaluationSet:
+        """Encodes a set; its `source` has the texts, and its `target` the labels."""
+        rows: Any = source.pairs[split]
+        where = " and ".join(source.origin(split))
+        # All words count: their sentences are cut only where the model cannot read on.
+        longest = longest_input(recipe) if recipe.task == "tagging" else recipe.objective.block_length
+        encoded = encode_labelled(rows, tokenizer, labels, longest, where)
+        _report_cut(encoded, rows, longest, f"{split} text of {name}")
+        texts, names = ["\t".join(each) for each in _texts(rows)], [" ".join(each) for each in _labels(rows)]
+        return EvaluationSet(name, texts, names, None, None, source.recipe.source_language, encoded)
 
 
 def check_labels(labels: Sequence[str], sources: Sequence[Source]) -> None:
     """Raises a `ValueError` if a model of these labels would have nothing to choose from."""
     if len(labels) < 2:
-        origin = " and ".join(name for source in sources for name in source.origin("train"))
+        origin = " and ".join(name for source in sources if "train" in source.pairs for name in source.origin("train"))
         found = f"only {labels[0]!r}" if labels else "none"
         raise ValueError(f"A classifier needs two labels or more, but the training text has {found}: {origin}.")
 
@@ -144,34 +167,6 @@ def _labels(rows: Any) -> list[list[str]]:
     return rows["tags"][:] if "tags" in rows.column_names else [[label] for label in rows["label"]]
 
 
-# ---- Vocabulary --------------------------------------------------------------------------------------------------
-
-
-def make_label_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
-    """
-    Loads the tokenizer that a recipe names, or trains one on the training text of all sources. It puts `<s>` in front
-    of a text and `</s>` behind it, and behind the second text of a pair.
-
-    Args:
-        recipe ([`Recipe`]): its tokenizer section and task.
-        sources (`list[Source]`): result of [`read_labelled`].
-
-    Returns:
-        [`PreTrainedTokenizerBase`].
-
-    Raises:
-        ValueError: the vocabulary is too small, or the tokenizer cannot be used.
-    """
-    if recipe.tokenizer.path is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer.path)
-    else:
-        sentences = chain.from_iterable(texts for source in sources for texts in _texts(source.pairs["train"]))
-        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind)
-    put_special_tokens(tokenizer, recipe.task, has_segments(recipe))
-    tokenizer.model_max_length = recipe.model.max_position_embeddings
-    return tokenizer
-
-
 def has_segments(recipe: Recipe) -> bool:
     """Returns whether a new model tells the two texts of a pair apart by segments, which a decoder does not have."""
     return recipe.data.pair_column is not None and recipe.objective.stack != "decoder"
@@ -182,9 +177,6 @@ def _texts(rows: Any) -> list[tuple[str, ...]]:
     if "words" in rows.column_names:
         return [(" ".join(words),) for words in rows["words"]]
     return list(zip(*(rows[name] for name in ("text", "pair") if name in rows.column_names), strict=True))
-
-
-# ---- Ids ---------------------------------------------------------------------------------------------------------
 
 
 def encode_labelled(
@@ -289,56 +281,6 @@ def tag_places(encoding: Encoding, words: Sequence[str], tags: Sequence[int]) ->
     return found
 
 
-# ---- Updates -----------------------------------------------------------------------------------------------------
-
-
-def build_labelled_updates(
-    recipe: Recipe,
-    sources: list[Source],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: Sequence[str],
-    num_processes: int = 1,
-    process_index: int = 0,
-) -> Updates:
-    """
-    Encodes the labelled training text, and groups it into updates.
-
-    Args:
-        recipe ([`Recipe`]): token budget, longest text, accumulation, seed, workers.
-        sources (`list[Source]`): result of [`read_labelled`].
-        tokenizer ([`PreTrainedTokenizerBase`]), labels (`Sequence[str]`): as in [`encode_labelled`].
-        num_processes (`int`), process_index (`int`): number of processes that share the updates, and this one's index.
-
-    Returns:
-        [`Updates`].
-
-    Raises:
-        ValueError: a label is not one of `labels`.
-    """
-    parts: list[Dataset] = []
-    for source in sources:
-        first = 1 + sum(map(len, parts))
-        where = " and ".join(source.origin("train"))
-        rows, longest = source.pairs["train"], recipe.objective.block_length
-        parts.append(encode_labelled(rows, tokenizer, labels, longest, where, first, recipe.data.num_proc))
-    encoded = concatenate_datasets(parts)
-    lengths = pair_lengths(encoded)
-    order = batch_order(recipe, num_processes, process_index)
-    weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
-    sampler = TokenBudgetBatchSampler(lengths, order, weights)
-    logger.info(f"{len(encoded):,} labelled texts, {int(lengths[:, 0].sum()):,} tokens, {len(labels)} labels")
-    for part, source in zip(parts, sources, strict=True):
-        _report_cut(part, source.pairs["train"], recipe.objective.block_length, f"training text of {source.name}")
-    collator = PairCollator(tokenizer.pad_token_id, label_columns(recipe, encoded))
-    updates = EpochUpdates(EncodedRows(encoded), sampler, collator, recipe.training.data_workers)
-    targets = [batch.column("target_ids").values for batch in encoded.data.to_batches()]
-    crc = 0
-    for values in targets:
-        crc = zlib.crc32(values.to_numpy().tobytes(), crc)
-    updates.fingerprint = updates.fingerprint | {"labels": list(labels), "crc32_of_labels": crc}
-    return updates
-
-
 def _report_cut(encoded: Dataset, rows: Dataset, longest: int | None, what: str) -> None:
     """Logs how many texts are cut, and warns of words whose tags are not scored."""
     if longest is not None and (cut := int((pair_lengths(encoded)[:, 0] == longest).sum())):
@@ -353,36 +295,3 @@ def _report_cut(encoded: Dataset, rows: Dataset, longest: int | None, what: str)
 def label_columns(recipe: Recipe, encoded: Dataset) -> list[str]:
     """Returns the columns of encoded text for [`PairCollator`]."""
     return [*encoded.column_names, *(["label"] if recipe.task == "classification" else [])]
-
-
-def encode_labelled_sets(
-    recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
-) -> dict[str, list[EvaluationSet]]:
-    """
-    Encodes the validation and test text.
-
-    Args:
-        recipe ([`Recipe`]), sources (`list[Source]`), tokenizer ([`PreTrainedTokenizerBase`]), labels
-            (`Sequence[str]`): as in [`build_labelled_updates`].
-
-    Returns:
-        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their `source`
-        has the texts, and their `target` the labels.
-
-    Raises:
-        ValueError: a label is not one of `labels`.
-    """
-    sets: dict[str, list[EvaluationSet]] = {}
-    for split in ("validation", "test"):
-        with_text = [source for source in sources if split in source.pairs]
-        for source, name in zip(with_text, set_names(sources, split), strict=True):
-            rows: Any = source.pairs[split]
-            where = " and ".join(source.origin(split))
-            # All words count: their sentences are cut only where the model cannot read on.
-            longest = longest_input(recipe) if recipe.task == "tagging" else recipe.objective.block_length
-            encoded = encode_labelled(rows, tokenizer, labels, longest, where)
-            _report_cut(encoded, rows, longest, f"{split} text of {name}")
-            texts, names = ["\t".join(each) for each in _texts(rows)], [" ".join(each) for each in _labels(rows)]
-            language = source.recipe.source_language
-            sets.setdefault(split, []).append(EvaluationSet(name, texts, names, None, None, language, encoded))
-    return sets

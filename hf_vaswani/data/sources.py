@@ -1,8 +1,9 @@
 """The text of a recipe: reads and checks its sources, and makes vocabulary, ids and updates of them."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -42,9 +43,11 @@ logger = logging.getLogger(__name__)
 
 # Pairs of each stream that the vocabulary is trained on.
 VOCABULARY_PAIRS = 1_000_000
-# Arguments of `load_pairs`.
-NO_TRAINING_TEXT = {"train_files": None, "train_split": None}
-NO_EVALUATION_TEXT = {f"{split}_{kind}": None for split in ("validation", "test") for kind in ("files", "split")}
+# Keys of a source that name its text.
+NO_TRAINING_TEXT: dict[str, Any] = {"train_files": None, "train_split": None}
+NO_EVALUATION_TEXT: dict[str, Any] = {
+    f"{split}_{kind}": None for split in ("validation", "test") for kind in ("files", "split")
+}
 
 
 @dataclass
@@ -105,148 +108,421 @@ class EvaluationSet(EvaluationText):
     encoded: Dataset
 
 
-def read_sources(recipe: Recipe) -> list[Source]:
+class TaskData(ABC):
     """
-    Reads the text of a recipe.
+    The text of a recipe for one family of tasks: read, encoded, and grouped into updates.
 
-    Args:
-        recipe ([`Recipe`]): its sections `data` and `more_data`.
-
-    Returns:
-        `list[Source]`: in the order of the recipe.
-
-    Raises:
-        ValueError: a set is empty or cannot be read; the message has file and line.
-        FileNotFoundError: a file or dataset does not exist.
+    A family is a subclass, and an entry of `TASK_DATA` in `training.preparation`.
     """
-    sources = []
-    for part in (recipe.data, *recipe.more_data):
-        pairs = load_pairs(**_settings(part), streaming=recipe.data.streaming)
-        sources.append(Source(part, pairs, _tag(recipe, part)))
-        for split in dict.fromkeys(("train", *pairs)):
-            if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
-                if split == "train" and not (recipe.more_data or part.dataset or part.train_files):
-                    raise ValueError("There is no training text: set data.train_files or data.dataset.")
-                of = f" of {sources[-1].name}" if recipe.more_data else ""
-                section = "more_data" if sources[:-1] else "data"
+
+    source_class: type[Source] = Source
+    contents = "text"
+
+    def read(self, recipe: Recipe) -> list[Source]:
+        """
+        Reads the text of a recipe.
+
+        Args:
+            recipe ([`Recipe`]): its sections `data` and `more_data`.
+
+        Returns:
+            `list[Source]`: in the order of the recipe; every split has text.
+
+        Raises:
+            ValueError: a split is empty or cannot be read; the message has file and line.
+            FileNotFoundError: a file or dataset does not exist.
+        """
+        sources: list[Source] = []
+        for part in (recipe.data, *recipe.more_data):
+            source = self.read_source(recipe, part)
+            if "train" not in source.pairs:
+                section = "more_data" if sources else "data"
+                of = f" for {source.name}" if recipe.more_data else ""
+                raise ValueError(f"There is no training text{of}: set {section}.train_files or {section}.dataset.")
+            self._check_splits(recipe, source)
+            sources.append(source)
+        return sources
+
+    def read_sets(self, recipe: Recipe) -> list[Source]:
+        """
+        Reads the validation and test sets that a recipe names.
+
+        Args:
+            recipe ([`Recipe`]): its section `validation_sets`.
+
+        Returns:
+            `list[Source]`: in the order of the recipe, without training text.
+
+        Raises:
+            ValueError: a set has no text, cannot be read, or does not fit the training text.
+            FileNotFoundError: a file or dataset does not exist.
+        """
+        sources = []
+        for name, part in recipe.named_sets.items():
+            source = self.read_source(recipe, replace(part, **NO_TRAINING_TEXT), name)
+            if not source.pairs:
                 raise ValueError(
-                    f"The {split} set{of} is empty: the {section} section of the recipe gives no pairs of text for it."
+                    f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
                 )
-    targets = dict.fromkeys(source.recipe.target_language for source in sources)
-    is_told = recipe.data.target_tag or all(source.recipe.prefix is not None for source in sources)
-    if len(targets) > 1 and not is_told:
-        logger.warning(
-            f"The target languages are {', '.join(targets)}, but the source sentences have no tag for them: set "
-            "data.target_tag, unless the text itself names the target language"
-        )
-    return sources
+            self._check_splits(recipe, source)
+            sources.append(source)
+        return sources
+
+    def read_source(self, recipe: Recipe, part: SourceRecipe, set_name: str | None = None) -> Source:
+        """Reads one source, which may lack splits or have empty ones."""
+        tag = language_tag(self.tagged_language(part)) if recipe.data.target_tag else None
+        return self.source_class(part, self.load(recipe, part), tag, set_name)
+
+    def _check_splits(self, recipe: Recipe, source: Source) -> None:
+        for split in source.pairs:
+            if not self.has_text(source, split):
+                origin = " and ".join(source.origin(split))
+                raise ValueError(f"The {split} set of {source.name} is empty: {origin} has no {self.contents}.")
+            self.check_split(recipe, source, split)
+
+    @abstractmethod
+    def load(self, recipe: Recipe, part: SourceRecipe) -> dict[str, Dataset | IterableDataset]:
+        """Reads the splits that a source names."""
+
+    def tagged_language(self, part: SourceRecipe) -> str:
+        """Returns the language that a language tag in front of the text names."""
+        return part.source_language
+
+    def has_text(self, source: Source, split: str) -> bool:
+        """Returns whether a split has any text."""
+        return next(named_errors(source.pairs[split].iter(1), source.origin(split)), None) is not None
+
+    def check_split(self, recipe: Recipe, source: Source, split: str) -> None:
+        """Raises a `ValueError` if the text of a split cannot be used for the task."""
+        return
+
+    def label_names(self, sources: Sequence[Source]) -> list[str]:
+        """Returns the labels of the training text, each once; tasks without labels have none."""
+        return []
+
+    def check(
+        self,
+        recipe: Recipe,
+        sources: Sequence[Source],
+        labels: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """Raises a `ValueError` if the text does not fit the labels of the model, or the task its vocabulary."""
+        return
+
+    def count_held_out(self, sources: list[Source], num_proc: int | None = None) -> list[dict[str, int] | None]:
+        """Counts test and validation pairs that also occur in the training text; `None` for tasks without pairs."""
+        return [None] * len(sources)
+
+    @abstractmethod
+    def make_tokenizer(self, recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
+        """
+        Loads the tokenizer that a recipe names, or trains one on the training text of all sources.
+
+        Args:
+            recipe ([`Recipe`]): its tokenizer section and task.
+            sources (`list[Source]`): result of [`TaskData.read`]. Only the first million rows of a stream are used.
+
+        Returns:
+            [`PreTrainedTokenizerBase`], whose `model_max_length` is `max_position_embeddings` of the model.
+
+        Raises:
+            ValueError: the vocabulary is too small, or the tokenizer cannot be used.
+        """
+
+    @abstractmethod
+    def build_updates(
+        self,
+        recipe: Recipe,
+        sources: list[Source],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str] = (),
+        num_processes: int = 1,
+        process_index: int = 0,
+    ) -> Updates:
+        """
+        Encodes the training text and groups it into updates.
+
+        Args:
+            recipe ([`Recipe`]): token budget, accumulation, seed, workers.
+            sources (`list[Source]`): result of [`TaskData.read`].
+            tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
+            labels (`Sequence[str]`): names of the labels, by id.
+            num_processes (`int`): number of processes that share the updates.
+            process_index (`int`): index of this process.
+
+        Returns:
+            [`Updates`].
+
+        Raises:
+            ValueError: nothing fits the token budget, a label is unknown, or the vocabulary lacks what the recipe
+                needs.
+        """
+
+    def encode_sets(
+        self,
+        recipe: Recipe,
+        sources: list[Source],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str] = (),
+    ) -> dict[str, list[EvaluationSet]]:
+        """
+        Encodes the validation and test sets.
+
+        Args:
+            recipe ([`Recipe`]): the experiment.
+            sources (`list[Source]`): results of [`TaskData.read`] and [`TaskData.read_sets`].
+            tokenizer ([`PreTrainedTokenizerBase`]), labels (`Sequence[str]`): as in [`TaskData.build_updates`].
+
+        Returns:
+            `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test").
+
+        Raises:
+            ValueError: the model accepts no text as long as this, or lacks a label or an entry of the vocabulary.
+        """
+        sets: dict[str, list[EvaluationSet]] = {}
+        for split in ("validation", "test"):
+            with_text = [source for source in sources if split in source.pairs]
+            for source, name in zip(with_text, set_names(sources, split), strict=True):
+                encoded = self.encode_set(recipe, source, split, name, tokenizer, labels)
+                sets.setdefault(split, []).append(encoded)
+        return sets
+
+    @abstractmethod
+    def encode_set(
+        self,
+        recipe: Recipe,
+        source: Source,
+        split: str,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str],
+    ) -> EvaluationSet:
+        """Encodes one split of a source as the set of this name."""
 
 
-def read_training_source(recipe: Recipe, part: SourceRecipe) -> Source:
-    """
-    Reads the training text of one source of a recipe alone.
+class PairData(TaskData):
+    """Sentence pairs."""
 
-    Args:
-        recipe ([`Recipe`]): the experiment.
-        part ([`SourceRecipe`]): the source.
+    contents = "pair with text on both sides"
 
-    Returns:
-        [`Source`]: with the split "train".
-
-    Raises:
-        ValueError: there is no training text, or it cannot be read.
-        FileNotFoundError: a file or dataset does not exist.
-    """
-    settings = _settings(part) | NO_EVALUATION_TEXT
-    source = Source(part, load_pairs(**settings, streaming=recipe.data.streaming), _tag(recipe, part))
-    if "train" not in source.pairs:
-        raise ValueError("There is no training text: set data.train_files or data.dataset.")
-    return source
-
-
-def read_evaluation_sources(recipe: Recipe) -> list[Source]:
-    """
-    Reads the validation and test sets of a recipe without its training text.
-
-    Args:
-        recipe ([`Recipe`]): its sections `data`, `more_data` and `validation_sets`.
-
-    Returns:
-        `list[Source]`: in the order of the recipe, those of `validation_sets` last.
-
-    Raises:
-        ValueError: a set is empty or cannot be read.
-        FileNotFoundError: a file or dataset does not exist.
-    """
-    sources = [
-        Source(part, load_pairs(**_settings(part) | NO_TRAINING_TEXT), _tag(recipe, part))
-        for part in (recipe.data, *recipe.more_data)
-    ]
-    return [*sources, *read_validation_sets(recipe)]
-
-
-def read_validation_sets(recipe: Recipe) -> list[Source]:
-    """
-    Reads the validation and test sets that a recipe names.
-
-    Args:
-        recipe ([`Recipe`]): its section `validation_sets`.
-
-    Returns:
-        `list[Source]`: in the order of the recipe, without training text.
-
-    Raises:
-        ValueError: a set has no text or cannot be read, or its language has no tag, or its prefix no entry.
-        FileNotFoundError: a file or dataset does not exist.
-    """
-    sources = []
-    trained = {target for _, target in recipe.language_pairs}
-    prefixes = {part.prefix for part in (recipe.data, *recipe.more_data)}
-    for name, part in recipe.named_sets.items():
-        pairs = load_pairs(**_settings(part) | NO_TRAINING_TEXT)
-        source = Source(part, pairs, _tag(recipe, part), name)
-        if not pairs:
-            raise ValueError(
-                f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
+    def read(self, recipe: Recipe) -> list[Source]:
+        """Reads the text, see [`TaskData.read`], and warns if nothing tells two target languages apart."""
+        sources = super().read(recipe)
+        targets = dict.fromkeys(source.recipe.target_language for source in sources)
+        is_told = recipe.data.target_tag or all(source.recipe.prefix is not None for source in sources)
+        if len(targets) > 1 and not is_told:
+            logger.warning(
+                f"The target languages are {', '.join(targets)}, but the source sentences have no tag for them: set "
+                "data.target_tag, unless the text itself names the target language"
             )
-        for split in pairs:
-            if not _has_text(pairs[split], source.origin(split)):
-                raise ValueError(f"The {split} set of validation_sets.{name} is empty: it has no pairs of text.")
+        return sources
+
+    def read_sets(self, recipe: Recipe) -> list[Source]:
+        """Reads the named sets, see [`TaskData.read_sets`]; the model must have their language tags and prefixes."""
+        sources = super().read_sets(recipe)
         # The vocabulary of another model may have more tags than the recipe has languages.
-        own_vocabulary = recipe.tokenizer.path is None and recipe.initialize.from_ is None
-        if source.tag is not None and own_vocabulary and part.target_language not in trained:
-            raise ValueError(
-                f"validation_sets.{name} has the target language {part.target_language!r}, for which the model has no "
-                f"tag (data.target_tag): its training text has {', '.join(sorted(trained))}."
+        if recipe.tokenizer.path is not None or recipe.initialize.from_ is not None:
+            return sources
+        trained = {target for _, target in recipe.language_pairs}
+        prefixes = {part.prefix for part in (recipe.data, *recipe.more_data)}
+        for source in sources:
+            part = source.recipe
+            if source.tag is not None and part.target_language not in trained:
+                raise ValueError(
+                    f"validation_sets.{source.name} has the target language {part.target_language!r}, for which the "
+                    f"model has no tag (data.target_tag): its training text has {', '.join(sorted(trained))}."
+                )
+            if part.prefix is not None and is_tag(part.prefix) and part.prefix not in prefixes:
+                raise ValueError(
+                    f"validation_sets.{source.name}.prefix is {part.prefix!r}, for which the model has no entry: no "
+                    "training text has this prefix."
+                )
+        return sources
+
+    def read_training(self, recipe: Recipe, part: SourceRecipe) -> Source:
+        """
+        Reads the training text of one source of a recipe alone.
+
+        Args:
+            recipe ([`Recipe`]): the experiment.
+            part ([`SourceRecipe`]): the source.
+
+        Returns:
+            [`Source`]: with the split "train".
+
+        Raises:
+            ValueError: there is no training text, or it cannot be read.
+            FileNotFoundError: a file or dataset does not exist.
+        """
+        source = self.read_source(recipe, replace(part, **NO_EVALUATION_TEXT))
+        if "train" not in source.pairs:
+            raise ValueError("There is no training text: set data.train_files or data.dataset.")
+        return source
+
+    def read_evaluation(self, recipe: Recipe) -> list[Source]:
+        """
+        Reads the validation and test sets of a recipe without its training text.
+
+        Args:
+            recipe ([`Recipe`]): its sections `data`, `more_data` and `validation_sets`.
+
+        Returns:
+            `list[Source]`: in the order of the recipe, those of `validation_sets` last.
+
+        Raises:
+            ValueError: a set of `validation_sets` is empty, or a set cannot be read.
+            FileNotFoundError: a file or dataset does not exist.
+        """
+        parts = (recipe.data, *recipe.more_data)
+        sources = [self.read_source(recipe, replace(part, **NO_TRAINING_TEXT)) for part in parts]
+        return [*sources, *self.read_sets(recipe)]
+
+    def load(self, recipe: Recipe, part: SourceRecipe) -> dict[str, Dataset | IterableDataset]:
+        """Reads the splits that a source names."""
+        no_text = ("prefix", "document_column", "pair_column", "label_column", "weight", "license")
+        names = [name for name in SourceRecipe.__dataclass_fields__ if name not in no_text]
+        return load_pairs(**{name: getattr(part, name) for name in names}, streaming=recipe.data.streaming)
+
+    def tagged_language(self, part: SourceRecipe) -> str:
+        """Returns the target language."""
+        return part.target_language
+
+    def has_text(self, source: Source, split: str) -> bool:
+        """Returns whether a split has a pair with text on both sides."""
+        batches = named_errors(source.pairs[split].iter(1000), source.origin(split))
+        rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
+        return any(source.strip() and target.strip() for source, target in rows)
+
+    def count_held_out(self, sources: list[Source], num_proc: int | None = None) -> list[dict[str, int] | None]:
+        """
+        Counts the validation and test pairs that have their source or their target in the training text, too.
+
+        Args:
+            sources (`list[Source]`): results of [`TaskData.read`] and [`TaskData.read_sets`].
+            num_proc (`int`, *optional*): processes that share the work, whose result is cached on disk.
+
+        Returns:
+            `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
+            streamed, because it would have to be read once more.
+        """
+        training = [source.pairs["train"] for source in sources if "train" in source.pairs]
+        if any(isinstance(pairs, IterableDataset) for pairs in training):
+            return [None] * len(sources)
+        held_out = held_out_text(sources)
+        for pairs in training:
+            found_in = pairs.filter(
+                held_out.find,
+                input_columns=["source", "target"],
+                batched=True,
+                num_proc=num_proc,
+                new_fingerprint=Hasher.hash([pairs._fingerprint, [sorted(side) for side in held_out.sides]]),
+                desc="Looking for held-out text",
             )
-        if own_vocabulary and part.prefix is not None and is_tag(part.prefix) and part.prefix not in prefixes:
-            raise ValueError(
-                f"validation_sets.{name}.prefix is {part.prefix!r}, for which the model has no entry: no training "
-                "text has this prefix."
-            )
-        sources.append(source)
-    return sources
+            # Other processes have noted what they found in copies of their own.
+            for batch in found_in.iter(1000):
+                held_out.find(batch["source"], batch["target"])
+        found: list[dict[str, int] | None] = [{} for _ in sources]
+        for (i, split), (_, count) in held_out.counts().items():
+            found[i] = (found[i] or {}) | {split: count}
+        return found
+
+    def make_tokenizer(self, recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
+        """
+        Loads or trains the tokenizer, see [`TaskData.make_tokenizer`]. It has a tag for each target language if
+        `data.target_tag` is set, and an entry for each prefix of the form `<bt>`.
+        """
+        # Each once, in the order of the sources.
+        languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
+        prefixes = prefix_tags(sources)
+        if recipe.tokenizer.path is not None:
+            tokenizer = load_tokenizer(recipe.tokenizer.path)
+            if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+                raise ValueError(
+                    f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after "
+                    "a sentence, so a model would never learn where to end: give it a post-processor that does."
+                )
+            if special := [prefix for prefix in prefixes if prefix in tokenizer.all_special_tokens]:
+                raise ValueError(
+                    f"The prefix {special[0]!r} is a special token of the tokenizer {recipe.tokenizer.path} "
+                    "(tokenizer.path): choose another word."
+                )
+            add_language_tags(tokenizer, languages)
+            add_tags(tokenizer, prefixes)
+        else:
+            sentences = (sentence for source in sources for sentence in _sentences(source))
+            settings = recipe.tokenizer
+            tokenizer = train_tokenizer(sentences, settings.vocab_size, settings.kind, languages, prefixes)
+        # The limit at which `translate` splits a line and `truncation=True` truncates. Training has limits of its own.
+        tokenizer.model_max_length = recipe.model.max_position_embeddings
+        return tokenizer
+
+    def build_updates(
+        self,
+        recipe: Recipe,
+        sources: list[Source],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str] = (),
+        num_processes: int = 1,
+        process_index: int = 0,
+    ) -> Updates:
+        """Encodes and groups the training text, see [`TaskData.build_updates`]."""
+        updates = _updates(recipe, sources, tokenizer, num_processes, process_index)
+        prefixes = [source.recipe.prefix for source in sources]
+        # Text without prefixes has the fingerprint that earlier versions gave it.
+        if any(prefix is not None for prefix in prefixes):
+            updates.fingerprint = updates.fingerprint | {"prefixes": prefixes}
+        return updates
+
+    def encode_sets(
+        self,
+        recipe: Recipe,
+        sources: list[Source],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str] = (),
+    ) -> dict[str, list[EvaluationSet]]:
+        """Encodes the sets, see [`TaskData.encode_sets`]; tags and prefixes are in front of their source sentences."""
+        for source in sources:
+            if source.tag is not None:
+                LanguageTags(tokenizer).find(source.recipe.target_language)
+        for prefix in prefix_tags(sources):
+            if not has_tag(tokenizer, prefix):
+                raise ValueError(
+                    f"The vocabulary has no entry for the prefix {prefix!r}: give it to a source of training text, or "
+                    "set initialize.add_tokens."
+                )
+        return super().encode_sets(recipe, sources, tokenizer, labels)
+
+    def encode_set(
+        self,
+        recipe: Recipe,
+        source: Source,
+        split: str,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Sequence[str],
+    ) -> EvaluationSet:
+        """Encodes a set, and checks that the model can read it, altered too if the recipe asks for it."""
+        pairs, limit = source.pairs[split], longest_input(recipe)
+        encoded = encode_pairs(pairs, tokenizer, source.front)
+        altered = recipe.evaluation.altered if limit is not None and split == "test" else []
+        parts = {split: encoded} | {
+            f"altered {split} ({kind})": encode_pairs(_altered(pairs, kind), tokenizer, source.front)
+            for kind in altered
+        }
+        for kind, part in parts.items():
+            if limit is not None and len(part) and (longest := int(pair_lengths(part).max())) > limit:
+                raise ValueError(
+                    f"The {kind} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
+                )
+        if empty := len(pairs) - len(encoded):
+            logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
+        return EvaluationSet(**vars(_evaluation_text(source, split, name)), encoded=encoded)
 
 
 def _with_front(sentences: Sequence[str], front: str | None) -> list[str]:
     before = "" if front is None else f"{front} "
     return [before + sentence if sentence.strip() else "" for sentence in sentences]
-
-
-def _settings(part: SourceRecipe) -> dict[str, Any]:
-    """Returns the keys of a source that are arguments of [`load_pairs`]."""
-    no_text = ("prefix", "document_column", "pair_column", "label_column", "weight", "license")
-    return {name: getattr(part, name) for name in SourceRecipe.__dataclass_fields__ if name not in no_text}
-
-
-def _tag(recipe: Recipe, part: SourceRecipe) -> str | None:
-    return language_tag(part.target_language) if recipe.data.target_tag else None
-
-
-def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
-    batches = named_errors(pairs.iter(1000), origin)
-    rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
-    return any(source.strip() and target.strip() for source, target in rows)
 
 
 def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
@@ -259,81 +535,6 @@ def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
             if split != "train"
         }
     )
-
-
-def count_held_out(sources: list[Source], num_proc: int | None = None) -> list[dict[str, int] | None]:
-    """
-    Counts the validation and test pairs that have their source or their target in the training text, too.
-
-    Args:
-        sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
-        num_proc (`int`, *optional*): processes that share the work, whose result is cached on disk.
-
-    Returns:
-        `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
-        streamed, because it would have to be read once more.
-    """
-    training = [source.pairs["train"] for source in sources if "train" in source.pairs]
-    if any(isinstance(pairs, IterableDataset) for pairs in training):
-        return [None] * len(sources)
-    held_out = held_out_text(sources)
-    for pairs in training:
-        found_in = pairs.filter(
-            held_out.find,
-            input_columns=["source", "target"],
-            batched=True,
-            num_proc=num_proc,
-            new_fingerprint=Hasher.hash([pairs._fingerprint, [sorted(side) for side in held_out.sides]]),
-            desc="Looking for held-out text",
-        )
-        # Other processes have noted what they found in copies of their own.
-        for batch in found_in.iter(1000):
-            held_out.find(batch["source"], batch["target"])
-    found: list[dict[str, int] | None] = [{} for _ in sources]
-    for (i, split), (_, count) in held_out.counts().items():
-        found[i] = (found[i] or {}) | {split: count}
-    return found
-
-
-def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
-    """
-    Loads the tokenizer that a recipe names, or trains one on the training text of all sources.
-
-    Args:
-        recipe ([`Recipe`]): its tokenizer section.
-        sources (`list[Source]`): result of [`read_sources`]. Only the first million pairs of a stream are used.
-
-    Returns:
-        [`PreTrainedTokenizerBase`] with a tag for each target language if `data.target_tag` is set, and an entry for
-        each prefix of the form `<bt>`. Its `model_max_length` is `max_position_embeddings` of the model.
-
-    Raises:
-        ValueError: the tokenizer does not end sentences with `</s>`, or has a prefix as a special token.
-    """
-    # Each once, in the order of the sources.
-    languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
-    prefixes = prefix_tags(sources)
-    if recipe.tokenizer.path is not None:
-        tokenizer = load_tokenizer(recipe.tokenizer.path)
-        if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
-            raise ValueError(
-                f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after a "
-                "sentence, so a model would never learn where to end: give it a post-processor that does."
-            )
-        if special := [prefix for prefix in prefixes if prefix in tokenizer.all_special_tokens]:
-            raise ValueError(
-                f"The prefix {special[0]!r} is a special token of the tokenizer {recipe.tokenizer.path} "
-                "(tokenizer.path): choose another word."
-            )
-        add_language_tags(tokenizer, languages)
-        add_tags(tokenizer, prefixes)
-    else:
-        sentences = (sentence for source in sources for sentence in _sentences(source))
-        settings = recipe.tokenizer
-        tokenizer = train_tokenizer(sentences, settings.vocab_size, settings.kind, languages, prefixes)
-    # The limit at which `translate` splits a line and `truncation=True` truncates. Training has limits of its own.
-    tokenizer.model_max_length = recipe.model.max_position_embeddings
-    return tokenizer
 
 
 def prefix_tags(sources: Sequence[Source]) -> list[str]:
@@ -354,76 +555,27 @@ def _sentences(source: Source) -> Iterator[str]:
         yield from batch["target"]
 
 
-def encode_evaluation_sets(
-    recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, list[EvaluationSet]]:
-    """
-    Encodes the validation and test sets.
-
-    Args:
-        recipe ([`Recipe`]): the experiment.
-        sources (`list[Source]`): result of [`read_sources`].
-        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
-
-    Returns:
-        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their source
-        sentences have the language tags and prefixes in front.
-
-    Raises:
-        ValueError: a sentence is longer than the model accepts, or the vocabulary lacks a language tag or a prefix.
-    """
-    sets: dict[str, list[EvaluationSet]] = {}
-    limit = longest_input(recipe)
-    for source in sources:
-        if source.tag is not None:
-            LanguageTags(tokenizer).find(source.recipe.target_language)
-    for prefix in prefix_tags(sources):
-        if not has_tag(tokenizer, prefix):
-            raise ValueError(
-                f"The vocabulary has no entry for the prefix {prefix!r}: give it to a source of training text, or set "
-                "initialize.add_tokens."
-            )
-    for split in ("validation", "test"):
-        with_text = [source for source in sources if split in source.pairs]
-        for source, text in zip(with_text, evaluation_texts(sources, split), strict=True):
-            pairs = source.pairs[split]
-            encoded = encode_pairs(pairs, tokenizer, source.front)
-            altered = recipe.evaluation.altered if limit is not None and split == "test" else []
-            parts = {split: encoded} | {
-                f"altered {split} ({name})": encode_pairs(_altered(pairs, name), tokenizer, source.front)
-                for name in altered
-            }
-            for kind, part in parts.items():
-                if limit is not None and len(part) and (longest := int(pair_lengths(part).max())) > limit:
-                    raise ValueError(
-                        f"The {kind} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
-                    )
-            if empty := len(pairs) - len(encoded):
-                logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
-            sets.setdefault(split, []).append(EvaluationSet(**vars(text), encoded=encoded))
-    return sets
-
-
 def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
     """
     Names the sets of a split, and puts language tags and prefixes in front of their source sentences.
 
     Args:
-        sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
+        sources (`list[Source]`): results of [`TaskData.read`] and [`TaskData.read_sets`].
         split (`str`): "validation" or "test".
 
     Returns:
         `list[EvaluationText]`: the sets of the sources that have this split, in their order. A further set of the
         direction en-de is called en-de.2.
     """
-    texts = []
     with_text = [source for source in sources if split in source.pairs]
-    for source, name in zip(with_text, set_names(sources, split), strict=True):
-        pairs = source.pairs[split]
-        sentences = _with_front(pairs["source"], source.front)
-        prefix, language = source.recipe.prefix, source.recipe.target_language
-        texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.front, prefix, language))
-    return texts
+    names = set_names(sources, split)
+    return [_evaluation_text(source, split, name) for source, name in zip(with_text, names, strict=True)]
+
+
+def _evaluation_text(source: Source, split: str, name: str) -> EvaluationText:
+    pairs, part = source.pairs[split], source.recipe
+    sentences = _with_front(pairs["source"], source.front)
+    return EvaluationText(name, sentences, list(pairs["target"]), source.front, part.prefix, part.target_language)
 
 
 def set_names(sources: list[Source], split: str) -> list[str]:
@@ -439,37 +591,6 @@ def set_names(sources: list[Source], split: str) -> list[str]:
 def _altered(pairs: Dataset, alteration: Alteration) -> Dataset:
     sources, references = altered_set(pairs["source"], [[target] for target in pairs["target"]], alteration)
     return Dataset.from_dict({"source": sources, "target": [target for (target,) in references]})
-
-
-def build_updates(
-    recipe: Recipe,
-    sources: list[Source],
-    tokenizer: PreTrainedTokenizerBase,
-    num_processes: int = 1,
-    process_index: int = 0,
-) -> Updates:
-    """
-    Encodes the training pairs and groups them into updates.
-
-    Args:
-        recipe ([`Recipe`]): token budget, accumulation, seed, workers.
-        sources (`list[Source]`): result of [`read_sources`].
-        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
-        num_processes (`int`): number of processes that share the updates.
-        process_index (`int`): index of this process.
-
-    Returns:
-        [`Updates`].
-
-    Raises:
-        ValueError: no pair fits the token budget, or the vocabulary has no merges for `tokenizer.bpe_dropout`.
-    """
-    updates = _updates(recipe, sources, tokenizer, num_processes, process_index)
-    prefixes = [source.recipe.prefix for source in sources]
-    # Text without prefixes has the fingerprint that earlier versions gave it.
-    if any(prefix is not None for prefix in prefixes):
-        updates.fingerprint = updates.fingerprint | {"prefixes": prefixes}
-    return updates
 
 
 def _updates(

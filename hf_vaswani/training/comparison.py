@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..averaging import load_stored, load_weights
-from ..data.sources import EvaluationText, evaluation_texts, read_evaluation_sources
+from ..data.sources import EvaluationText, PairData, evaluation_texts
 from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, check_score, last_push, read_score
 from ..metrics import score
@@ -179,7 +179,7 @@ def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
     name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})
     if name is None:
         return verdict
-    texts = evaluation_texts(read_evaluation_sources(recipe), "test")
+    texts = evaluation_texts(PairData().read_evaluation(recipe), "test")
     if not texts:
         raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")
     after = _kept(run_dir, scored, TRANSLATIONS, texts)

@@ -21,7 +21,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.sources import evaluation_texts, read_evaluation_sources, read_training_source
+from ..data.sources import PairData, evaluation_texts
 from ..data.tables import named_errors
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json, read_lines, tsv_cell
 from ..metrics import score, sentence_scorer
@@ -150,7 +150,7 @@ def sentences_of(recipe: Recipe, number: int) -> Iterator[Sentence]:
             "the recipe of the student, not the record of its run."
         )
     _, part = named_parts(recipe)[number]
-    source = read_training_source(recipe, part)
+    source = PairData().read_training(recipe, part)
     batches = named_errors(source.pairs["train"].iter(1000), source.origin("train"))
     rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
     known: Iterator[Sentence] = ((tsv_cell(text).strip(), tsv_cell(target).strip()) for text, target in rows)
@@ -446,7 +446,7 @@ def teacher_scores(
     Returns:
         `dict[str, dict[str, float]]`: BLEU and chrF by test set.
     """
-    sources = [source for source in read_evaluation_sources(recipe) if "test" in source.pairs]
+    sources = [source for source in PairData().read_evaluation(recipe) if "test" in source.pairs]
     directions = [[source.recipe.source_language, source.recipe.target_language] for source in sources]
     # The teacher translates the directions of the training text, and may know no other.
     sets = {

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,39 +19,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Updates
-from ..data.labels import (
-    build_labelled_updates,
-    check_all_known,
-    check_labels,
-    encode_labelled_sets,
-    label_names,
-    make_label_tokenizer,
-    read_labelled,
-    read_labelled_sets,
-)
-from ..data.objectives import objective_of
-from ..data.sources import (
-    EvaluationSet,
-    Source,
-    build_updates,
-    count_held_out,
-    encode_evaluation_sets,
-    make_tokenizer,
-    read_sources,
-    read_validation_sets,
-    set_names,
-)
-from ..data.text_sources import (
-    build_text_updates,
-    encode_text_sets,
-    make_text_tokenizer,
-    read_text_sets,
-    read_texts,
-)
+from ..data.labels import LabelledData
+from ..data.sources import EvaluationSet, PairData, Source, TaskData, set_names
+from ..data.text_sources import RunningTextData
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import local_main_process_first, on_main_process
-from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
+from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from ..translation.loading import commit_of
@@ -71,7 +45,12 @@ SAMPLED = 100_000
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
 
-Reader = Callable[[Recipe], list[Source]]
+# A new family of tasks is an implementation, and an entry here.
+TASK_DATA: dict[str, TaskData] = {
+    **dict.fromkeys(PAIR_TASKS, PairData()),
+    **dict.fromkeys(TEXT_TASKS, RunningTextData()),
+    **dict.fromkeys(LABEL_TASKS, LabelledData()),
+}
 
 
 @dataclass
@@ -133,15 +112,14 @@ def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> 
             from cannot be used.
         OSError: a file cannot be read or written.
     """
-    read, read_sets = _readers(recipe)
+    data = TASK_DATA[recipe.task]
     # One process of a machine fills the cache; the others read it.
     with local_main_process_first(accelerator):
-        sources = read(recipe)
-        evaluated = [*sources, *read_sets(recipe)]
-    labels = label_names(sources) if recipe.task in LABEL_TASKS else []
-    if recipe.task in LABEL_TASKS and recipe.initialize.from_ is None:
-        check_labels(labels, sources)
-        check_all_known(labels, evaluated)
+        sources = data.read(recipe)
+        evaluated = [*sources, *data.read_sets(recipe)]
+    labels = data.label_names(sources)
+    if recipe.initialize.from_ is None:
+        data.check(recipe, evaluated, labels)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if resume is None and recipe.initialize.from_ is not None:
@@ -156,21 +134,13 @@ def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> 
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(resume.checkpoint))
         _check_vocabulary(recipe, tokenizer, resume.checkpoint)
+    if labels and recipe.initialize.from_ is not None:
+        # A classifier goes on with its own labels.
+        labels = labels_of(Path(recipe.run_dir) / START)
     with local_main_process_first(accelerator):
         processes = accelerator.num_processes, accelerator.process_index
-        if recipe.task in LABEL_TASKS:
-            if recipe.initialize.from_ is not None:
-                # A classifier goes on with its own labels.
-                labels = labels_of(Path(recipe.run_dir) / START)
-                check_labels(labels, sources)
-            updates = build_labelled_updates(recipe, sources, tokenizer, labels, *processes)
-            sets = encode_labelled_sets(recipe, evaluated, tokenizer, labels)
-        elif recipe.task in TEXT_TASKS:
-            updates = build_text_updates(recipe, sources, tokenizer, *processes)
-            sets = encode_text_sets(recipe, evaluated, tokenizer)
-        else:
-            updates = build_updates(recipe, sources, tokenizer, *processes)
-            sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
+        updates = data.build_updates(recipe, sources, tokenizer, labels, *processes)
+        sets = data.encode_sets(recipe, evaluated, tokenizer, labels)
     # On a resume, `check_start` has compared these.
     start = resume.progress.data.get("start") if resume is not None else None
     if start is None and recipe.initialize.from_ is not None:
@@ -244,13 +214,6 @@ def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
         )
 
 
-def _readers(recipe: Recipe) -> tuple[Reader, Reader]:
-    """Returns what reads the sources of a recipe, and what reads its validation sets."""
-    if recipe.task in LABEL_TASKS:
-        return read_labelled, read_labelled_sets
-    return (read_texts, read_text_sets) if recipe.task in TEXT_TASKS else (read_sources, read_validation_sets)
-
-
 def _write_start(
     recipe: Recipe,
     accelerator: Accelerator,
@@ -266,10 +229,9 @@ def _write_start(
     if recipe.training.adapter is not None:
         target_modules(model, recipe.training.adapter.target)
     # Nothing is written if the text does not fit the model.
-    if recipe.task in LABEL_TASKS:
-        check_all_known(list(model.config.id2label.values()), evaluated)
-    elif recipe.task in TEXT_TASKS:
-        objective_of(recipe, tokenizer)
+    if labels:
+        labels = list(model.config.id2label.values())
+    TASK_DATA[recipe.task].check(recipe, evaluated, labels, tokenizer)
     _write_run_files(recipe, accelerator, evaluated)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
@@ -307,10 +269,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
-    make = make_text_tokenizer if recipe.task in TEXT_TASKS else make_tokenizer
-    if recipe.task in LABEL_TASKS:
-        make = make_label_tokenizer
-    _save_tokenizer(make(recipe, sources), folder)
+    _save_tokenizer(TASK_DATA[recipe.task].make_tokenizer(recipe, sources), folder)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -358,6 +317,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    counts = TASK_DATA[recipe.task].count_held_out(list(sources), recipe.data.num_proc)
     start = recipe.initialize.from_
     return Environment(
         python=platform.python_version(),
@@ -382,7 +342,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
                 pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
                 held_out=held_out,
             )
-            for source, held_out in zip(sources, _held_out(recipe, sources), strict=True)
+            for source, held_out in zip(sources, counts, strict=True)
         ],
     )
 
@@ -402,13 +362,6 @@ def _commits(recipe: Recipe) -> dict[str, str]:
     if initialize.from_ is not None:
         found[initialize.from_] = commit_of(initialize.from_, "model", initialize.revision)
     return {name: commit for name, commit in found.items() if commit is not None}
-
-
-def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:
-    """Counts the held-out pairs that are in the training text; in other text, nobody has."""
-    return (
-        [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources), recipe.data.num_proc)
-    )
 
 
 def _cpu() -> str | None:

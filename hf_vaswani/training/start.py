@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..averaging import load_stored, load_weights
-from ..data.sources import Source, make_tokenizer, prefix_tags
+from ..data.sources import PairData, Source, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
 from ..files import atomic_folder, find_damage, read_json, split_revision
 from ..model.configuration_vaswani import VaswaniConfig
@@ -366,7 +366,7 @@ def prepare_network(
         translator = cast(VaswaniForConditionalGeneration, model)
         with _seeded(recipe.seed):
             if start.vocabulary == "transfer":
-                new = make_tokenizer(recipe, sources)
+                new = PairData().make_tokenizer(recipe, sources)
                 model, tokenizer = transfer_vocabulary(translator, tokenizer, new), new
             elif start.add_tokens:
                 parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())

@@ -14,15 +14,7 @@ from tokenizers import processors
 
 from hf_vaswani.data import sources as corpus
 from hf_vaswani.data.batching import BatchOrder
-from hf_vaswani.data.sources import (
-    build_updates,
-    encode_evaluation_sets,
-    evaluation_texts,
-    make_tokenizer,
-    read_evaluation_sources,
-    read_sources,
-    read_validation_sets,
-)
+from hf_vaswani.data.sources import PairData, evaluation_texts
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags, longest_source
 from hf_vaswani.recipe import (
@@ -36,6 +28,7 @@ from hf_vaswani.recipe import (
 )
 from hf_vaswani.translation.lines import cut_lines
 
+DATA = PairData()
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
 
@@ -86,16 +79,16 @@ FRENCH = set(range(51, 81)) - {51, 80}
 
 def test_an_epoch_has_every_pair_of_every_source_once(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
-    updates = build_updates(recipe, sources, make_tokenizer(recipe, sources))
+    sources = DATA.read(recipe)
+    updates = DATA.build_updates(recipe, sources, DATA.make_tokenizer(recipe, sources))
     assert epochs(updates, 2) == [Counter(GERMAN | FRENCH)] * 2
 
 
 @pytest.mark.parametrize(("weight", "often"), [(2, 56), (0.5, 14), (1.25, 35), (0.001, 1)])
 def test_a_weight_repeats_or_samples_pairs_in_an_epoch(tmp_path, weight, often) -> None:
     recipe = two_directions(tmp_path, weight)
-    sources = read_sources(recipe)
-    first, second = epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2)
+    sources = DATA.read(recipe)
+    first, second = epochs(DATA.build_updates(recipe, sources, DATA.make_tokenizer(recipe, sources)), 2)
     for numbers in (first, second):
         assert {number: numbers[number] for number in numbers if number <= 50} == dict.fromkeys(GERMAN, 1)
         french = {number: numbers[number] for number in FRENCH}
@@ -104,17 +97,17 @@ def test_a_weight_repeats_or_samples_pairs_in_an_epoch(tmp_path, weight, often) 
         assert set(french.values()) <= {int(weight), -int(-weight // 1)}
     # Each epoch draws another half.
     assert (first == second) == (weight == 2)
-    assert epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2) == [first, second]
+    assert epochs(DATA.build_updates(recipe, sources, DATA.make_tokenizer(recipe, sources)), 2) == [first, second]
 
 
 def test_a_tag_is_in_front_of_every_source_sentence(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
     assert tags == [len(tokenizer) - 2, len(tokenizer) - 1]
     assert len(tokenizer) <= 280
-    updates = build_updates(recipe, sources, tokenizer)
+    updates = DATA.build_updates(recipe, sources, tokenizer)
     for batches, position in updates.after(updates.start):
         for batch in batches:
             german = batch["numbers"] <= 50
@@ -126,9 +119,9 @@ def test_a_tag_is_in_front_of_every_source_sentence(tmp_path) -> None:
 
 def test_each_direction_has_its_sets(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
-    sets = encode_evaluation_sets(recipe, sources, tokenizer)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
+    sets = DATA.encode_sets(recipe, sources, tokenizer)
     assert {split: [part.name for part in parts] for split, parts in sets.items()} == {
         "validation": ["en-de", "en-fr"],
         "test": ["en-fr"],
@@ -142,44 +135,44 @@ def test_each_direction_has_its_sets(tmp_path) -> None:
 
 def test_a_given_vocabulary_gets_the_missing_tags(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
+    sources = DATA.read(recipe)
     recipe.data.target_tag = False
-    untagged = read_sources(recipe)
-    plain = make_tokenizer(recipe, untagged)
+    untagged = DATA.read(recipe)
+    plain = DATA.make_tokenizer(recipe, untagged)
     assert "<2de>" not in plain.get_vocab()
     plain.save_pretrained(tmp_path / "given")
     recipe.tokenizer.path = str(tmp_path / "given")
-    tagged = make_tokenizer(recipe, sources)
+    tagged = DATA.make_tokenizer(recipe, sources)
     assert len(tagged) == len(plain) + 2
     assert tagged("<2fr> 7 9")["input_ids"] == [len(plain) + 1, *plain("7 9")["input_ids"]]
 
 
 def test_a_vocabulary_that_does_not_end_its_sentences_is_refused(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
-    endless = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    endless = DATA.make_tokenizer(recipe, sources)
     endless.backend_tokenizer.post_processor = processors.ByteLevel()
     endless.save_pretrained(tmp_path / "endless")
     recipe.tokenizer.path = str(tmp_path / "endless")
     with pytest.raises(ValueError, match=r"endless \(tokenizer.path\) does not put </s> after a sentence"):
-        make_tokenizer(recipe, sources)
+        DATA.make_tokenizer(recipe, sources)
 
 
 def test_two_target_languages_without_tags_are_warned_about(tmp_path, caplog) -> None:
     recipe = two_directions(tmp_path)
-    read_sources(recipe)
+    DATA.read(recipe)
     assert not caplog.records
     recipe.data.target_tag = False
-    read_sources(recipe)
+    DATA.read(recipe)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "languages are de, fr, but the source sentences have no tag" in warning and "data.target_tag" in warning
 
 
 def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
     recipe = two_directions(tmp_path, streaming=True, stream_window=20)
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
-    updates = build_updates(recipe, sources, tokenizer)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
+    updates = DATA.build_updates(recipe, sources, tokenizer)
     files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
     assert len(files) == 2 and updates.fingerprint["streams"][0] == {"files": files}
     numbers: list[int] = []
@@ -201,18 +194,18 @@ def test_a_source_without_text_is_named(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     for path in recipe.more_data[0].train_files.values():
         Path(path).write_text("\n\n")
-    with pytest.raises(ValueError, match="The train set of en-fr is empty.*more_data section"):
-        read_sources(recipe)
+    with pytest.raises(ValueError, match=r"The train set of en-fr is empty: .*fr\.30\.en and .* has no pair"):
+        DATA.read(recipe)
     recipe.more_data[0].train_files = None
-    with pytest.raises(ValueError, match="The train set of en-fr is empty"):
-        read_sources(recipe)
+    with pytest.raises(ValueError, match=r"no training text for en-fr: set more_data\.train_files"):
+        DATA.read(recipe)
 
 
 def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> None:
     recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
     recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2
-    sources = corpus.read_sources(recipe)
-    tokenizer = corpus.make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     processes, encode = [], corpus.encode_pairs
 
     def spy(*arguments):
@@ -220,21 +213,21 @@ def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> 
         return encode(*arguments[:4])
 
     monkeypatch.setattr(corpus, "encode_pairs", spy)
-    updates = corpus.build_updates(recipe, sources, tokenizer, 2, 1)
+    updates = DATA.build_updates(recipe, sources, tokenizer, (), 2, 1)
     sampler = updates.sampler
     assert sampler.order == BatchOrder(200, seed=9, batches_per_update=4, num_processes=2, process_index=1)
     assert (updates.loader.num_workers, processes) == (2, [3, 3])
     recipe.data.streaming = True
-    stream = corpus.build_updates(recipe, corpus.read_sources(recipe), tokenizer, 2, 1)
+    stream = DATA.build_updates(recipe, DATA.read(recipe), tokenizer, (), 2, 1)
     assert (stream.size, stream.num_workers) == (7, 2)
     assert stream.order == sampler.order
 
 
 def test_text_with_chance_in_it_is_encoded_anew_in_each_epoch(tmp_path) -> None:
     recipe = two_directions(tmp_path, weight=2, stream_window=30, augment=AugmentRecipe(upper=0.5))
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
-    updates = build_updates(recipe, sources, tokenizer)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
+    updates = DATA.build_updates(recipe, sources, tokenizer)
     tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
     counts: list[Counter[int]] = [Counter(), Counter()]
     targets: list[set[tuple[int, str]]] = [set(), set()]
@@ -254,38 +247,38 @@ def test_text_with_chance_in_it_is_encoded_anew_in_each_epoch(tmp_path) -> None:
     assert all({text[:3] for _, text in found} == {"de:", "DE:", "fr:", "FR:"} for found in targets)
     assert targets[0] != targets[1]
     recipe.data.augment = AugmentRecipe()
-    assert epochs(build_updates(recipe, sources, tokenizer))[0] == counts[0]
+    assert epochs(DATA.build_updates(recipe, sources, tokenizer))[0] == counts[0]
 
 
 def test_a_given_vocabulary_without_merges_cannot_skip_them(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = read_sources(recipe)
+    sources = DATA.read(recipe)
     recipe.tokenizer = TokenizerRecipe(kind="unigram", vocab_size=60)
-    make_tokenizer(recipe, sources).save_pretrained(tmp_path / "unigram")
+    DATA.make_tokenizer(recipe, sources).save_pretrained(tmp_path / "unigram")
     recipe.tokenizer = TokenizerRecipe(path=str(tmp_path / "unigram"), bpe_dropout=0.1)
     with pytest.raises(ValueError, match="bpe_dropout is 0.1, but the vocabulary has no merges.*kind is Unigram"):
-        build_updates(recipe, sources, make_tokenizer(recipe, sources))
+        DATA.build_updates(recipe, sources, DATA.make_tokenizer(recipe, sources))
 
 
 def test_an_altered_test_set_must_fit_the_model(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     recipe.tokenizer.vocab_size = 320
     recipe.model.position_encoding, recipe.evaluation.altered = "learned", ["no_final_mark", "upper"]
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     longest = max(len(tokenizer(text)["input_ids"]) for text in sources[1].pairs["test"]["target"])
-    encode_evaluation_sets(recipe, sources, tokenizer)
+    DATA.encode_sets(recipe, sources, tokenizer)
     # FR: has more pieces than fr:, which is in the vocabulary.
     recipe.model.max_position_embeddings = longest
     with pytest.raises(ValueError, match=r"altered test \(upper\) set has a side of \d+ tokens"):
-        encode_evaluation_sets(recipe, sources, tokenizer)
+        DATA.encode_sets(recipe, sources, tokenizer)
 
 
 def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     recipe.more_data.append(recipe.more_data[0])
-    sources = corpus.read_sources(recipe)
-    sets = corpus.encode_evaluation_sets(recipe, sources, corpus.make_tokenizer(recipe, sources))
+    sources = DATA.read(recipe)
+    sets = DATA.encode_sets(recipe, sources, DATA.make_tokenizer(recipe, sources))
     assert [part.name for part in sets["validation"]] == ["en-de", "en-fr", "en-fr.2"]
     assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]
 
@@ -298,7 +291,7 @@ def test_a_truncated_stream_names_its_file(tmp_path) -> None:
     content[100:200] = bytes(100)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"text\.parquet cannot be read: OSError"):
-        read_sources(Recipe(data=DataRecipe(train_files=str(path), streaming=True)))
+        DATA.read(Recipe(data=DataRecipe(train_files=str(path), streaming=True)))
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -309,20 +302,20 @@ def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained
     files = {language: str(tmp_path / f"long.{language}") for language in files}
     recipe = Recipe(data=DataRecipe(train_files=files, test_files=files), tokenizer=TokenizerRecipe(vocab_size=280))
     recipe.model.max_position_embeddings = 100
-    sources = read_sources(recipe)
+    sources = DATA.read(recipe)
     if not trained:
-        make_tokenizer(recipe, sources).save_pretrained(tmp_path / "other")
+        DATA.make_tokenizer(recipe, sources).save_pretrained(tmp_path / "other")
         recipe.tokenizer.path, recipe.model.max_position_embeddings = str(tmp_path / "other"), 90
-    make_tokenizer(recipe, sources).save_pretrained(tmp_path / "tokenizer")
+    DATA.make_tokenizer(recipe, sources).save_pretrained(tmp_path / "tokenizer")
     tokenizer, limit = load_tokenizer(str(tmp_path / "tokenizer")), recipe.model.max_position_embeddings
     assert tokenizer.model_max_length == limit
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     ids = tokenizer(line, truncation=True)["input_ids"]
     assert len(ids) == limit and ids[-1] == tokenizer.eos_token_id
     # Training text is never truncated, even after a call with truncation, and there is no warning.
-    (evaluation,) = encode_evaluation_sets(recipe, sources, tokenizer)["test"]
+    (evaluation,) = DATA.encode_sets(recipe, sources, tokenizer)["test"]
     assert len(evaluation.encoded[50]["source_ids"]) == 121
-    lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
+    lengths = DATA.build_updates(recipe, sources, tokenizer).sampler.lengths
     assert lengths.max(axis=0).tolist() == [121, 121]
     # Text without words would be kept.
     (parts,) = cut_lines([f"de: {line}"], LanguageTags(tokenizer), longest_source([], tokenizer))
@@ -350,9 +343,9 @@ def own_text(folder: Path) -> dict[str, str]:
 
 def test_sets_by_name_come_after_those_of_the_sources(tmp_path) -> None:
     recipe = named(tmp_path, web={"validation_files": own_text(tmp_path)}, law={"test_files": own_text(tmp_path)})
-    sources, more = read_sources(recipe), read_validation_sets(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
-    sets = encode_evaluation_sets(recipe, [*sources, *more], tokenizer)
+    sources, more = DATA.read(recipe), DATA.read_sets(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
+    sets = DATA.encode_sets(recipe, [*sources, *more], tokenizer)
     names = {split: [part.name for part in parts] for split, parts in sets.items()}
     assert names == {"validation": ["en-de", "en-fr", "web"], "test": ["en-fr", "law"]}
     web = sets["validation"][2]
@@ -360,8 +353,8 @@ def test_sets_by_name_come_after_those_of_the_sources(tmp_path) -> None:
     assert web.target == ["de: one", "de: two"] and web.target_language == "de"
     assert tokenizer(web.source)["input_ids"] == web.encoded["source_ids"][:]
     # Neither vocabulary nor updates have their text.
-    assert build_updates(recipe, sources, tokenizer).fingerprint["pairs"] == len(GERMAN) + len(FRENCH)
-    texts = evaluation_texts(read_evaluation_sources(recipe), "test")
+    assert DATA.build_updates(recipe, sources, tokenizer).fingerprint["pairs"] == len(GERMAN) + len(FRENCH)
+    texts = evaluation_texts(DATA.read_evaluation(recipe), "test")
     assert [(text.name, text.source) for text in texts] == [(part.name, part.source) for part in sets["test"]]
 
 
@@ -369,7 +362,7 @@ def test_sets_by_name_come_after_those_of_the_sources(tmp_path) -> None:
     ("keys", "words"),
     [
         ({}, "validation_sets.web has no text: set its validation_files, its test_files or its dataset"),
-        ({"validation_files": "EMPTY"}, "The validation set of validation_sets.web is empty"),
+        ({"validation_files": "EMPTY"}, "The validation set of web is empty"),
         ({"test_files": "nowhere.tsv"}, "nowhere.tsv"),
         ({"test_files": "OWN", "target_language": "es"}, "languages are en and es"),
         (
@@ -384,17 +377,17 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path, keys, words) -> None:
     there = {"EMPTY": str(tmp_path / "empty.tsv"), "TABLE": str(tmp_path / "table.tsv"), "OWN": own_text(tmp_path)}
     recipe = named(tmp_path, web={key: there.get(value, value) for key, value in keys.items()})
     with pytest.raises((ValueError, OSError), match=words):
-        read_validation_sets(recipe)
+        DATA.read_sets(recipe)
 
 
 def test_a_tag_that_the_vocabulary_lacks_is_named(tmp_path) -> None:
     (tmp_path / "table.tsv").write_text("en\tes\none\tuno\n")
     recipe = named(tmp_path, web={"test_files": str(tmp_path / "table.tsv"), "target_language": "es"})
     # Another vocabulary may have more tags than the recipe has languages.
-    tokenizer = make_tokenizer(recipe, read_sources(recipe))
+    tokenizer = DATA.make_tokenizer(recipe, DATA.read(recipe))
     recipe.tokenizer.path = "given"
     with pytest.raises(ValueError, match="The vocabulary has no tag for the target language 'es', only for de, fr"):
-        encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
+        DATA.encode_sets(recipe, DATA.read_sets(recipe), tokenizer)
 
 
 # ---- Prefixes ----------------------------------------------------------------------------------------------------
@@ -410,7 +403,7 @@ def prefixed(folder: Path, first: str | None, second: str | None, tags: bool = T
 
 def first_tokens(recipe: Recipe, sources: list[corpus.Source], tokenizer: Any, count: int) -> dict[bool, set[str]]:
     """Returns the decoded beginnings of the sources in the first updates, by whether they are of the first source."""
-    updates, found = build_updates(recipe, sources, tokenizer), {True: set(), False: set()}
+    updates, found = DATA.build_updates(recipe, sources, tokenizer), {True: set(), False: set()}
     for done, (batches, _) in enumerate(updates.after(updates.start)):
         for batch in batches:
             for number, ids in zip(batch["numbers"].tolist(), batch["input_ids"].tolist(), strict=True):
@@ -424,15 +417,15 @@ def first_tokens(recipe: Recipe, sources: list[corpus.Source], tokenizer: Any, c
 @pytest.mark.parametrize("tags", [True, False])
 def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, more) -> None:
     recipe = prefixed(tmp_path, None, "<bt>", tags, **more)
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     entries = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     assert entries[-(3 if tags else 1) :] == (["<2de>", "<2fr>", "<bt>"] if tags else ["<bt>"])
     assert len(tokenizer) <= 300
     found = first_tokens(recipe, sources, tokenizer, 2 if tags else 1)
     assert {text.replace(" ", "") for text in found[False]} == {"<2fr><bt>" if tags else "<bt>"}
     assert not any("<bt>" in text for text in found[True])
-    (_, french), (test,) = encode_evaluation_sets(recipe, sources, tokenizer).values()
+    (_, french), (test,) = DATA.encode_sets(recipe, sources, tokenizer).values()
     front = "<2fr> <bt>" if tags else "<bt>"
     assert french.source[0] == test.source[0] == f"{front} 7 9 1 9" and french.plain[0] == "7 9 1 9"
     assert tokenizer(french.source)["input_ids"] == french.encoded["source_ids"][:]
@@ -443,15 +436,15 @@ def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, m
 
 def test_another_prefix_is_text_in_front_of_the_sentence(tmp_path) -> None:
     recipe = prefixed(tmp_path, "translate to German:", None, tags=False)
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     assert not tokenizer.get_added_vocab().keys() - {"<pad>", "<s>", "</s>", "<unk>"}
-    german = encode_evaluation_sets(recipe, sources, tokenizer)["validation"][0]
+    german = DATA.encode_sets(recipe, sources, tokenizer)["validation"][0]
     assert german.source[0] == "translate to German: 7 9 1 9"
     assert tokenizer(german.source)["input_ids"] == german.encoded["source_ids"][:]
     # The vocabulary is trained on what is encoded, so it can spell the prefix.
     recipe.tokenizer = TokenizerRecipe(kind="words", vocab_size=60)
-    words = make_tokenizer(recipe, sources)
+    words = DATA.make_tokenizer(recipe, sources)
     assert words.unk_token_id not in words("translate to German:")["input_ids"]
 
 
@@ -460,8 +453,8 @@ def test_the_fingerprint_has_the_prefixes(tmp_path, streaming) -> None:
     found = []
     for prefix in (None, "<bt>", "<tb>"):
         recipe = prefixed(tmp_path, None, prefix, streaming=streaming)
-        sources = read_sources(recipe)
-        found.append(build_updates(recipe, sources, make_tokenizer(recipe, sources)).fingerprint)
+        sources = DATA.read(recipe)
+        found.append(DATA.build_updates(recipe, sources, DATA.make_tokenizer(recipe, sources)).fingerprint)
     assert found[0] != found[1] != found[2] and "prefixes" not in found[0]
     # Their lengths are the same.
     assert found[1] | {"prefixes": None} == found[2] | {"prefixes": None}
@@ -469,31 +462,31 @@ def test_the_fingerprint_has_the_prefixes(tmp_path, streaming) -> None:
 
 def test_a_given_vocabulary_gets_the_prefix_unless_it_is_a_special_token(tmp_path) -> None:
     recipe = prefixed(tmp_path, None, None)
-    make_tokenizer(recipe, read_sources(recipe)).save_pretrained(tmp_path / "given")
+    DATA.make_tokenizer(recipe, DATA.read(recipe)).save_pretrained(tmp_path / "given")
     recipe.tokenizer.path, recipe.more_data[0].prefix = str(tmp_path / "given"), "<bt>"
-    sources = read_sources(recipe)
-    tokenizer = make_tokenizer(recipe, sources)
+    sources = DATA.read(recipe)
+    tokenizer = DATA.make_tokenizer(recipe, sources)
     assert tokenizer.convert_ids_to_tokens(len(tokenizer) - 1) == "<bt>"
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(tmp_path / "given")
     recipe.more_data[0].prefix = "<mask>"
     with pytest.raises(ValueError, match=r"The prefix '<mask>' is a special token of the tokenizer .*given"):
-        make_tokenizer(recipe, read_sources(recipe))
+        DATA.make_tokenizer(recipe, DATA.read(recipe))
 
 
 def test_a_named_set_has_its_own_prefix_which_the_vocabulary_must_have(tmp_path) -> None:
     keys = {"test_files": own_text(tmp_path)}
     recipe = named(tmp_path, web=keys, law=keys | {"prefix": "<bt>"})
     with pytest.raises(ValueError, match="validation_sets.law.prefix is '<bt>', for which the model has no entry"):
-        read_validation_sets(recipe)
+        DATA.read_sets(recipe)
     recipe.more_data[0].prefix = "<bt>"
-    texts = evaluation_texts(read_validation_sets(recipe), "test")
+    texts = evaluation_texts(DATA.read_sets(recipe), "test")
     assert [text.source[0] for text in texts] == ["<2de> en: one", "<2de> <bt> en: one"]
     # Another vocabulary is known only when it is loaded.
     recipe.more_data[0].prefix, recipe.tokenizer.path = None, "given"
-    tokenizer = make_tokenizer(two_directions(tmp_path), read_sources(recipe))
+    tokenizer = DATA.make_tokenizer(two_directions(tmp_path), DATA.read(recipe))
     with pytest.raises(ValueError, match="The vocabulary has no entry for the prefix '<bt>'.*initialize.add_tokens"):
-        encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
+        DATA.encode_sets(recipe, DATA.read_sets(recipe), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -513,11 +506,11 @@ def test_each_type_of_text_in_arrow_is_trained_on(tmp_path, kind, streaming) -> 
             tokenizer=TokenizerRecipe(vocab_size=300),
             training=TrainingRecipe(tokens_per_batch=200),
         )
-        sources = read_sources(recipe)
-        tokenizer = make_tokenizer(recipe, sources)
-        updates = build_updates(recipe, sources, tokenizer)
+        sources = DATA.read(recipe)
+        tokenizer = DATA.make_tokenizer(recipe, sources)
+        updates = DATA.build_updates(recipe, sources, tokenizer)
         some = islice(updates.after(updates.start), 4)
-        (validation,) = encode_evaluation_sets(recipe, sources, tokenizer)["validation"]
+        (validation,) = DATA.encode_sets(recipe, sources, tokenizer)["validation"]
         found.append(([batch["labels"].tolist() for batches, _ in some for batch in batches], validation.target))
     assert found[0] == found[1] == found[2] and len(found[0][0]) >= 4
 
@@ -533,10 +526,10 @@ def test_held_out_text_is_counted_in_the_training_text(tmp_path, processes) -> N
         for side, text in lines.items():
             (folder / side).write_text("".join(f"{line}\n" for line in text[:some]), encoding="utf-8")
     recipe.data.test_files, recipe.data.validation_files = ({s: str(f / s) for s in lines} for f in (ours, other))
-    sources = read_sources(recipe)
+    sources = DATA.read(recipe)
     expected = [{"validation": 1, "test": 2}, {"validation": 5, "test": 5}]
-    assert corpus.count_held_out(sources, processes) == expected
+    assert DATA.count_held_out(sources, processes) == expected
     # The result is cached, and is that of this text alone.
-    assert corpus.count_held_out(sources) == expected
+    assert DATA.count_held_out(sources) == expected
     (ours / "en").write_text("none\nnone\nnone\n")
-    assert corpus.count_held_out(read_sources(recipe), processes)[0] == {"validation": 1, "test": 1}
+    assert DATA.count_held_out(DATA.read(recipe), processes)[0] == {"validation": 1, "test": 1}

@@ -71,18 +71,16 @@ def test_a_run_is_complete(name, runs) -> None:
 def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> None:
     """Recomputed with transformers alone, from the rows that the objective makes."""
     from hf_vaswani.data.batching import PairCollator
-    from hf_vaswani.data.labels import encode_labelled_sets, label_columns, label_names, read_labelled
-    from hf_vaswani.data.text_sources import encode_text_sets, read_texts
+    from hf_vaswani.data.labels import label_columns
     from hf_vaswani.recipe_file import load_recipe
+    from hf_vaswani.training.preparation import TASK_DATA
 
     run = runs[name]
     settings = load_recipe([str(run / "recipe.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    if name in LABELLED:
-        sources = read_labelled(settings)
-        (test,) = encode_labelled_sets(settings, sources, tokenizer, label_names(sources))["test"]
-    else:
-        (test,) = encode_text_sets(settings, read_texts(settings), tokenizer)["test"]
+    data = TASK_DATA[settings.task]
+    sources = data.read(settings)
+    (test,) = data.encode_sets(settings, sources, tokenizer, data.label_names(sources))["test"]
     model = CLASSES[name][1].from_pretrained(run / "model")
     total = labels = 0.0
     collator = PairCollator(tokenizer.pad_token_id, label_columns(settings, test.encoded))
