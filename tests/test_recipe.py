@@ -28,7 +28,7 @@ from hf_vaswani.recipe import (
     resume_marks,
 )
 from hf_vaswani.recipe_file import load_recipe
-from hf_vaswani.training.other_classes import search_of
+from hf_vaswani.training.tasks import search_of
 
 from .conftest import CONFIGS, ROOT, write_recipe
 

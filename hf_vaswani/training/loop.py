@@ -61,10 +61,10 @@ from ..run_folder import (
 )
 from ..translation.precision import fastest_training
 from ..translation.shortlist import FILE as SHORTLIST
-from .adapters import check_peft
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
 from .distillation import with_teacher_text
+from .lora import check_peft
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint

@@ -29,7 +29,7 @@ from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from ..translation.loading import commit_of
-from .adapters import target_modules
+from .lora import target_modules
 from .start import check_start, fill_from_model, keep_layers, labels_of, load_start, prepare_network, write_start
 
 try:

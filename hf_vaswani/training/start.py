@@ -37,9 +37,9 @@ from ..run_folder import (
     read_progress,
 )
 from ..translation.loading import load_translator
-from .other_classes import load_other
+from .task_transfer import load_other
 from .tasks import model_class
-from .vocabulary import add_entries, transfer_vocabulary
+from .vocabulary_transfer import add_entries, transfer_vocabulary
 
 # Settings of the model that training may change.
 FREE = ("dropout", "attention_dropout", "activation_dropout")

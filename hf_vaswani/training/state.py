@@ -35,14 +35,13 @@ from ..run_folder import (
     unchangeable,
     write_progress,
 )
-from .adapters import attach_adapters, load_adapters, save_adapters
 from .consistency import check_padding
+from .lora import attach_adapters, load_adapters, save_adapters
 from .optimization import build_optimizer, build_schedule
-from .other_classes import search_of
 from .preparation import Run, launch_of
 from .sharding import full_weights, shard_tied_weights
 from .start import FREE, part_of
-from .tasks import config_of_task, model_class
+from .tasks import config_of_task, model_class, search_of
 
 try:
     from accelerate.utils import load, set_seed

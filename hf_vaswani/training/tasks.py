@@ -20,7 +20,7 @@ from ..model.heads_vaswani import (
     VaswaniForTokenClassification,
 )
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..recipe import LABEL_TASKS, Recipe
+from ..recipe import LABEL_TASKS, EvaluationRecipe, Recipe
 
 # Sum and divisor of a measure, by its name.
 Totals = dict[str, tuple[float, float]]
@@ -55,6 +55,20 @@ def config_of_task(recipe: Recipe, labels: Sequence[str] = ()) -> dict[str, Any]
         }
         return fields | config_of_labels(labels)
     return {} if recipe.task != "translation" else {"language_pairs": recipe.language_pairs}
+
+
+def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:
+    """Returns the search settings of a recipe, as a generation config has them."""
+    return {
+        "num_beams": evaluation.num_beams,
+        # transformers does not save settings that a single beam has no use for.
+        "length_penalty": evaluation.length_penalty if evaluation.num_beams > 1 else None,
+        "early_stopping": evaluation.early_stopping if evaluation.num_beams > 1 else None,
+        "finish_candidates": evaluation.finish_candidates,
+        "length_penalty_type": evaluation.length_penalty_type,
+        "max_length_offset": evaluation.max_length_offset,
+        "max_length": evaluation.max_length,
+    }
 
 
 def config_of_labels(labels: Sequence[str]) -> dict[str, Any]:

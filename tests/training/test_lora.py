@@ -14,8 +14,8 @@ from hf_vaswani.averaging import average_checkpoints, load_weights
 from hf_vaswani.cli import main
 from hf_vaswani.hub.publishing import push_checkpoint
 from hf_vaswani.recipe import AdapterRecipe, HubRecipe
-from hf_vaswani.training.adapters import attach_adapters, target_modules
 from hf_vaswani.training.comparison import judge
+from hf_vaswani.training.lora import attach_adapters, target_modules
 from hf_vaswani.translation.loading import load_model
 
 from ..conftest import tiny_recipe

@@ -1,10 +1,9 @@
-"""Starts a model from the folder of another class: with the stacks and heads that both have."""
+"""Starts the model of one task from that of another: with the stacks and heads that both have."""
 
 import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,10 +15,10 @@ from ..files import check_weights
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
-from ..recipe import EvaluationRecipe, Recipe
+from ..recipe import Recipe
 from ..run_folder import EMA_WEIGHTS
 from ..translation.loading import check_finite, check_report, check_vocabulary, load_whole_tokenizer, quiet
-from .tasks import config_of_labels, model_class
+from .tasks import config_of_labels, model_class, search_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def load_other(
     config = VaswaniConfig.from_pretrained(folder)
     saved = config.stacks
     is_same = config.architectures == [kind.__name__]
-    _settle_config(config, recipe, [] if is_same else labels)
+    _fit_config(config, recipe, [] if is_same else labels)
     with quiet():
         model, report = kind.from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
@@ -80,7 +79,7 @@ def load_other(
     return model.eval(), tokenizer
 
 
-def _settle_config(config: VaswaniConfig, recipe: Recipe, labels: Sequence[str]) -> None:
+def _fit_config(config: VaswaniConfig, recipe: Recipe, labels: Sequence[str]) -> None:
     """Changes the config of a folder to that of the recipe's model."""
     kind = model_class(recipe)
     for stack in ("encoder", "decoder"):
@@ -132,17 +131,3 @@ def _load_average(model: VaswaniPreTrainedModel, folder: Path, saved: tuple[str,
         {name: weights[name] for name in names},
         is_new=lambda name: saved is not None and _may_be_new(name, saved),
     )
-
-
-def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:
-    """Returns the search settings of a recipe, as a generation config has them."""
-    return {
-        "num_beams": evaluation.num_beams,
-        # transformers does not save settings that a single beam has no use for.
-        "length_penalty": evaluation.length_penalty if evaluation.num_beams > 1 else None,
-        "early_stopping": evaluation.early_stopping if evaluation.num_beams > 1 else None,
-        "finish_candidates": evaluation.finish_candidates,
-        "length_penalty_type": evaluation.length_penalty_type,
-        "max_length_offset": evaluation.max_length_offset,
-        "max_length": evaluation.max_length,
-    }
