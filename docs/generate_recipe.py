@@ -39,6 +39,8 @@ training:
   mixed_precision: bf16
 ```
 
+With `extends: base.yaml`, a recipe states only what differs from another file, whose path is relative to its own.
+
 Any key can be overridden on the command line by `--section.key value`, for example `--training.max_steps 500`. Unknown
 keys, and values of a wrong type or out of range, are errors that name the key. The complete recipe, with all defaults,
 is saved as `recipe.yaml` in the run folder. `hf-vaswani train --help` prints this reference.

@@ -182,8 +182,11 @@ def _check_nodes(node: yaml.Node | None, where: str) -> None:
         _check_nodes(value, where)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """Returns the content of a recipe file: a mapping of known keys, whose values are not checked yet."""
+def _read_file(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """
+    Returns the content of a recipe file and of the one that it extends: a mapping of known keys, whose values are not
+    checked yet.
+    """
     where = f"The recipe {str(path)!r}"
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{where} has {path.stat().st_size:,} bytes, but a recipe has at most {MAX_BYTES:,}.")
@@ -200,6 +203,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{where} must consist of `key: value` lines, but it is {'empty' if content is None else shown(content)}."
         )
+    base = content.pop("extends", None)
     for name in REMOVED_SECTIONS:
         content.pop(name, None)
     for name in SECTIONS:
@@ -208,7 +212,19 @@ def _read_file(path: Path) -> dict[str, Any]:
                 f"{where} must have `key: value` lines under {name!r}, but it has {shown(content[name])}."
             )
     _check_keys({str(key): value for key, value in flat(content).items()}, where)
-    return content
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise ValueError(f"{where} must have the path of another recipe under 'extends', but it has {shown(base)}.")
+    extended_by = (*extended_by, path.resolve())
+    if (path.parent / base).resolve() in extended_by:
+        raise ValueError(f"{where} extends {base!r}, which extends this recipe in turn: remove one of the two lines.")
+    return _merged(_read_file(_recipe_file(str(path.parent / base)), extended_by), content)
+
+
+def _merged(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a recipe with that of another one in front of it; sections are merged key by key."""
+    return base | {name: base.get(name, {}) | part if name in SECTIONS else part for name, part in content.items()}
 
 
 # Sections of version 0.1 whose verbs are gone: recipes that have them are read without them.
@@ -408,8 +424,7 @@ def load_recipe(
     overrides = dict(_options(argv if path is None else argv[1:]))
     for key, value in _options(argv if path is None else argv[1:]):
         if key == "recipe":
-            for name, part in _read_file(_recipe_file(value)).items():
-                content[name] = content.get(name, {}) | part if name in SECTIONS else part
+            content = _merged(content, _read_file(_recipe_file(value)))
         else:
             _override(content, key, value)
     given = frozenset(flat(content))

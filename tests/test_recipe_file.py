@@ -361,6 +361,34 @@ def test_an_odd_value_on_the_command_line_is_named(tmp_path, arguments, words) -
     assert len(str(error.value)) < 500
 
 
+def test_a_recipe_extends_another_file(tmp_path) -> None:
+    """Keys are those of the other file, which it names from its own folder, unless it states them itself."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "base.yaml").write_text("seed: 7\nmodel: {d_model: 64, d_ff: 32}\ntraining: {max_steps: 9}\n", "utf-8")
+    path = tmp_path / "rows" / "a.yaml"
+    path.write_text("extends: ../base.yaml\nmodel: {d_ff: 16}\n", "utf-8")
+    recipe = load_recipe([str(path), "--training.max_steps=5"])
+    assert (recipe.seed, recipe.model.d_model, recipe.model.d_ff, recipe.training.max_steps) == (7, 64, 16, 5)
+    assert recipe.given == {"seed", "model.d_model", "model.d_ff", "training.max_steps"}
+    assert recipe.run_dir == "runs/a" and "extends" not in recipe.as_yaml()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[a]", "must have the path of another recipe under 'extends', but it has ['a']"),
+        ("nowhere.yaml", "nowhere.yaml' does not exist"),
+        ("mine.yaml", "extends 'mine.yaml', which extends this recipe in turn"),
+        ("other.yaml", "other.yaml' extends 'mine.yaml', which extends this recipe in turn"),
+    ],
+)
+def test_what_a_recipe_cannot_extend(tmp_path, value, message) -> None:
+    (tmp_path / "other.yaml").write_text("extends: mine.yaml\n", "utf-8")
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        load_recipe([write_recipe(tmp_path, f"extends: {value}\n")])
+    assert message in str(error.value)
+
+
 def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:
     for path, words in ((tmp_path, "a folder"), ("/dev/null", "not a regular file")):
         with pytest.raises(ValueError, match=words):
