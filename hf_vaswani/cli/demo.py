@@ -20,7 +20,7 @@ from .inputs import (
 
 logger = logging.getLogger("hf_vaswani")
 
-MOST_EXAMPLES = 6
+MAX_EXAMPLES = 6
 
 
 def add_verbs(verbs: Any) -> None:
@@ -51,11 +51,11 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from ..serving.demo import MOST_BEAMS, build_demo, serve_demo
+    from ..serving.demo import MAX_BEAMS, build_demo, serve_demo
 
     check_counts(options, "num_beams")
-    if options.num_beams is not None and options.num_beams > MOST_BEAMS:
-        raise ValueError(f"--num-beams must be from 1 to {MOST_BEAMS}, but it is {options.num_beams}.")
+    if options.num_beams is not None and options.num_beams > MAX_BEAMS:
+        raise ValueError(f"--num-beams must be from 1 to {MAX_BEAMS}, but it is {options.num_beams}.")
     if not 0 < options.port < 2**16:
         raise ValueError(f"--port must be from 1 to {2**16 - 1}, but it is {options.port}.")
     if options.examples is not None:
@@ -75,9 +75,9 @@ def _demo(options: argparse.Namespace) -> None:
 def _examples(path: Path | None, model: Path, tags: Any) -> list[str]:
     """Returns the lines of a file, or the samples of the run's test, without language tags."""
     if path is not None:
-        return [line for line in text_lines(path) if line.strip()][:MOST_EXAMPLES]
+        return [line for line in text_lines(path) if line.strip()][:MAX_EXAMPLES]
     result = model.resolve().parent / "test.json"
     if not model.is_dir() or not result.is_file():
         return []
     samples = read_json(result).get("samples") or ()
-    return [tags.split(str(sample["source"]))[1] for sample in samples][:MOST_EXAMPLES]
+    return [tags.split(str(sample["source"]))[1] for sample in samples][:MAX_EXAMPLES]

@@ -17,7 +17,7 @@ import torch
 from transformers import StoppingCriteria
 
 # Limits of a batch, whose texts are not tokenized yet: no token has less than a byte. A longer text is a batch.
-MOST_TEXTS, MOST_BYTES = 64, 10_000
+MAX_TEXTS, MAX_BYTES = 64, 10_000
 # In seconds: while nothing is translated, the first text waits this long for others.
 MAX_WAIT = 0.003
 # In seconds, between which the client is asked to come back.
@@ -102,7 +102,7 @@ class Batcher:
     Args:
         translate (`Callable`): gets a kind and texts of that kind, and returns the translations of each. It is called
             in one thread, and asks [`~Batcher.end_if_over`] while it works.
-        most_waiting (`int`): texts that may wait at a time.
+        max_waiting (`int`): texts that may wait at a time.
         observe (`Callable`, *optional*): called with the number of texts of each batch.
         observe_waiting (`Callable`, *optional*): called with the number of texts that wait, when it changes.
         deadline (`float`, *optional*): in seconds, for a request from its arrival to its answer.
@@ -115,12 +115,12 @@ class Batcher:
     def __init__(
         self,
         translate: TranslateBatch,
-        most_waiting: int,
+        max_waiting: int,
         observe: Callable[[int], object] | None = None,
         observe_waiting: Callable[[int], object] | None = None,
         deadline: float | None = None,
     ) -> None:
-        self.translate, self.most_waiting = translate, most_waiting
+        self.translate, self.max_waiting = translate, max_waiting
         self.observe, self.observe_waiting = observe, observe_waiting
         self.deadline = math.inf if deadline is None else deadline
         self.waiting = 0
@@ -156,7 +156,7 @@ class Batcher:
         if not texts:
             return []
         # A request that is larger than the queue can pass when nothing else waits.
-        if self.waiting and self.waiting + len(texts) > self.most_waiting:
+        if self.waiting and self.waiting + len(texts) > self.max_waiting:
             raise QueueFullError(self._retry_after())
         until = time.monotonic() + self.deadline
         job = _Job(kind, texts, until, asyncio.get_running_loop().create_future(), [None] * len(texts))
@@ -232,10 +232,10 @@ class Batcher:
         turns = deque(job for job in self._jobs if job.kind == kind)
         parts: list[tuple[_Job, int]] = []
         size = 0
-        while turns and len(parts) < MOST_TEXTS:
+        while turns and len(parts) < MAX_TEXTS:
             job = turns.popleft()
             size += len(job.texts[job.taken].encode("utf-8", "surrogatepass"))
-            if parts and size > MOST_BYTES:
+            if parts and size > MAX_BYTES:
                 break
             parts.append((job, job.taken))
             job.taken += 1

@@ -21,8 +21,8 @@ except ImportError as error:
     raise ImportError(f"The demo needs {error.name}: pip install 'hf_vaswani[demo]'") from error
 
 # In characters.
-LONGEST = 5000
-MOST_BEAMS, MOST_TRANSLATIONS = 10, 5
+MAX_CHARACTERS = 5000
+MAX_BEAMS, MAX_TRANSLATIONS = 10, 5
 # In seconds, for the translation of a text.
 DEADLINE = 30.0
 # Colours of words that belong together, in turn: light enough for dark letters.
@@ -124,8 +124,8 @@ class DemoTranslator:
 
 def check_length(text: str) -> None:
     """Raises a `ValueError` if a text is too long. The browser's limit does not hold for programs."""
-    if len(text) > LONGEST:
-        raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"The text has {len(text):,} characters, but at most {MAX_CHARACTERS:,} are translated.")
 
 
 def coloured(source: str, target: str, aligned: Sequence[AlignedPart]) -> tuple[Words, Words]:
@@ -192,7 +192,7 @@ def build_demo(
     """
     translator = DemoTranslator(model, tokenizer)
     config = model.generation_config
-    beams = min(config.num_beams or 4, MOST_BEAMS)
+    beams = min(config.num_beams or 4, MAX_BEAMS)
     penalty = ALPHAS[config.length_penalty_type] if config.length_penalty is None else config.length_penalty
 
     def translate(text: str, language: str | None, num_beams: float, alpha: float, count: float) -> tuple[Any, ...]:
@@ -213,7 +213,7 @@ def build_demo(
         gradio.Markdown(f"# {name}")
         with gradio.Row():
             with gradio.Column():
-                text = gradio.Textbox(label="Text", lines=5, max_length=LONGEST, autofocus=True)
+                text = gradio.Textbox(label="Text", lines=5, max_length=MAX_CHARACTERS, autofocus=True)
                 languages = list(translator.tags)
                 chosen = language or (languages[0] if languages else None)
                 to = gradio.Dropdown(languages, value=chosen, label="Language", visible=len(languages) > 1)
@@ -222,9 +222,9 @@ def build_demo(
                 translation = gradio.Textbox(label="Translation", lines=5, interactive=False, buttons=["copy"])
                 others = gradio.Textbox(label="Alternatives", lines=2, interactive=False)
         with gradio.Accordion("Search", open=False), gradio.Row():
-            num_beams = gradio.Slider(1, MOST_BEAMS, value=beams, step=1, label="Beams")
+            num_beams = gradio.Slider(1, MAX_BEAMS, value=beams, step=1, label="Beams")
             alpha = gradio.Slider(0, max(2, penalty), value=penalty, step=0.1, label="Length penalty α")
-            count = gradio.Slider(1, MOST_TRANSLATIONS, value=min(3, beams), step=1, label="Translations")
+            count = gradio.Slider(1, MAX_TRANSLATIONS, value=min(3, beams), step=1, label="Translations")
         colours = {str(number): colour for number, colour in enumerate(COLOURS)}
         with gradio.Row():
             words = [

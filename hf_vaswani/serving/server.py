@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import ended_by
-from .batcher import MOST_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
+from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
 try:
@@ -36,11 +36,11 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).with_name("server.html")
-MOST_ALTERNATIVES = 10
+MAX_ALTERNATIVES = 10
 # In bytes: what a request may have beside its text, and of each character, which JSON can write as "\ud83d\ude00".
 REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
 # Most bytes of the texts of a short request: no token has less than a byte.
-SHORT = 1000
+MAX_SHORT_BYTES = 1000
 # In seconds, to send the body of a request.
 BODY_TIMEOUT = 30.0
 # Innermost stack frames that are logged of a failure.
@@ -50,7 +50,7 @@ CLIENT_IS_GONE = 499
 
 PATHS = ("/", "/translate", "/languages", "/detect", "/health", "/spec", "/metrics", "/frontend/settings")
 # Largest number of fields in a form.
-MOST_FIELDS = 20
+MAX_FIELDS = 20
 JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -99,7 +99,7 @@ class TranslateRequest(BaseModel):
     target: str = Field(description="the code of the target language")
     format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
     alternatives: int = Field(
-        0, ge=0, le=MOST_ALTERNATIVES, description="a number of further translations, from 0 to 10"
+        0, ge=0, le=MAX_ALTERNATIVES, description="a number of further translations, from 0 to 10"
     )
     api_key: str | None = Field(None, description="API key, where the server asks for one")
 
@@ -368,7 +368,7 @@ class BatchTranslator:
                     tgt_lang=target,
                     split_sentences=True,
                     markup="html" if text_format == "html" else None,
-                    batch_size=MOST_TEXTS,
+                    batch_size=MAX_TEXTS,
                     stopping_criteria=[EndCriteria(self.end_if_over)],
                     **settings,
                 )
@@ -461,7 +461,7 @@ def build_server(
         except LanguageError as error:
             raise RefusedError(400, str(error)) from error
         kind = (name, source, target, asked.format, asked.alternatives + 1)
-        batcher = batchers[sum(len(text.encode()) for text in texts) > SHORT]
+        batcher = batchers[sum(len(text.encode()) for text in texts) > MAX_SHORT_BYTES]
         work = asyncio.ensure_future(batcher.submit(kind, texts))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -586,10 +586,10 @@ async def _read(request: Request, kind: type[T]) -> T:
             if media == FORMS[0]:
                 # The standard has everything in percent signs, and curl -d sends it as it is.
                 fields: list[Any] = parse_qsl(
-                    body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS
+                    body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
                 )
             else:
-                fields = (await request.form(max_files=0, max_fields=MOST_FIELDS)).multi_items()
+                fields = (await request.form(max_files=0, max_fields=MAX_FIELDS)).multi_items()
         except (ValueError, HTTPException) as error:
             raise RefusedError(400, "The form cannot be read: it must be UTF-8, without files.") from error
         values = dict(fields)

@@ -59,9 +59,9 @@ def end_if_over() -> None:
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
 # Numbers in the attention of one head that are computed at once: 16 MB.
-MOST_SCORES = 2**22
+MAX_SCORES = 2**22
 # Most parts into which a text that is its own translation is divided.
-MOST_PARTS = 256
+MAX_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def identity(text: str, start: int, unit: str = "pieces") -> Alignment:
         unit (`str`): as in [`alignments`].
     """
     units = [match.span() for match in re.finditer(r"\S+" if unit == "words" else r"(?s).", text)]
-    size = max(1, -(-len(units) // MOST_PARTS))
+    size = max(1, -(-len(units) // MAX_PARTS))
     chunks = [units[place : place + size] for place in range(0, len(units), size)]
     spans = [(part[0][0], part[-1][1]) for part in chunks]
     parts = [text[slice(*span)] for span in spans]
@@ -383,9 +383,9 @@ def _attention(
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
     lengths = [max(len(side.ids) for side in pair) for pair in pairs]
     # Padded to its longer side, a pair is a square; but where it is short, its layers need more than its attention.
-    sizes = [length * max(length, MOST_SCORES // MOST_POSITIONS) for length in lengths]
+    sizes = [length * max(length, MAX_SCORES // MOST_POSITIONS) for length in lengths]
     with evaluation_mode(model):
-        for batch in length_groups(sizes, MOST_SCORES, MOST_SCORES // 4, batch_size):
+        for batch in length_groups(sizes, MAX_SCORES, MAX_SCORES // 4, batch_size):
             inputs, outputs = (
                 tokenizer.pad(
                     {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
@@ -512,7 +512,7 @@ def _mean_attention(query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor
     """
     batch, heads, length, _ = query.shape
     mean = query.new_zeros(batch, length, key.shape[2], dtype=torch.float32)
-    rows = max(1, MOST_SCORES // (batch * key.shape[2]))
+    rows = max(1, MAX_SCORES // (batch * key.shape[2]))
     for start in range(0, length, rows):
         part = slice(start, start + rows)
         for head in range(heads):

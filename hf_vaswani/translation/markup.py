@@ -29,7 +29,7 @@ PROTECTED = re.compile(
     """,
     re.VERBOSE,
 )
-# A word, or any other sign.
+# A word, or any other character but white space.
 UNIT = re.compile(r"\w+|[^\w\s]")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
@@ -41,9 +41,9 @@ TAG = re.compile(
 )
 ATTRIBUTE = re.compile(r"""([^\s=/"'<>]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]*+))?+""")
 # Comments, processing instructions and declarations, with their ends.
-OTHERS = {"<!--": "-->", "<?": "?>", "<!": ">"}
+COMMENT_DELIMITERS = {"<!--": "-->", "<?": "?>", "<!": ">"}
 # A tag within more than these is kept where it is, without regard to its other half.
-DEEPEST = 100
+MAX_DEPTH = 100
 # Tags between which text is a segment of its own; all others are within a sentence.
 BLOCK_TAGS = frozenset(
     "address article aside audio base blockquote body br caption center col colgroup dd details dialog dir div dl dt "
@@ -52,9 +52,9 @@ BLOCK_TAGS = frozenset(
     "table tbody td template textarea tfoot th thead title tr track ul video".split()
 )
 # Those of them whose content is not translated, and tags of such content within a sentence.
-OPAQUE = frozenset("script style pre textarea svg math template".split())
-CODE = frozenset("code kbd samp var tt".split())
-EMPTY = frozenset("area base br col embed frame hr img input link meta param source track wbr".split())
+RAW_TEXT_TAGS = frozenset("script style pre textarea svg math template".split())
+CODE_TAGS = frozenset("code kbd samp var tt".split())
+VOID_TAGS = frozenset("area base br col embed frame hr img input link meta param source track wbr".split())
 
 
 @dataclass
@@ -167,7 +167,7 @@ class _Builder:
 
     def open_tag(self, markup: str) -> None:
         """Adds the first tag of a pair."""
-        if len(self.open) > DEEPEST:
+        if len(self.open) > MAX_DEPTH:
             self.add_tag(markup)
         else:
             self.open.append(self._node(markup, is_pair=True))
@@ -254,11 +254,11 @@ class _Tokens:
         while (place := self.text.find("<", place)) >= 0:
             if (match := TAG.match(self.text, place)) is not None:
                 return place, match.end(), match
-            begin = next((each for each in OTHERS if self.text.startswith(each, place)), None)
+            begin = next((each for each in COMMENT_DELIMITERS if self.text.startswith(each, place)), None)
             if begin is not None and begin not in self.unclosed:
-                end = self.text.find(OTHERS[begin], place + len(begin))
+                end = self.text.find(COMMENT_DELIMITERS[begin], place + len(begin))
                 if end >= 0:
-                    return place, end + len(OTHERS[begin]), None
+                    return place, end + len(COMMENT_DELIMITERS[begin]), None
                 self.unclosed.add(begin)
             place += 1
         return None
@@ -283,12 +283,12 @@ def _parse_html(text: str) -> list[str | Segment]:
         place, markup = after, text[start:after]
         name = "" if match is None else match["name"].lower()
         first = match is not None and not match["slash"]
-        ends_itself = name in EMPTY or markup.endswith("/>")
+        ends_itself = name in VOID_TAGS or markup.endswith("/>")
         end = None
         if match is not None and first and not ends_itself:
             if ends is None:
                 ends = _ends(text)
-            if name in OPAQUE or name in CODE or _keeps_content(match["attributes"]):
+            if name in RAW_TEXT_TAGS or name in CODE_TAGS or _keeps_content(match["attributes"]):
                 end = ends.get(after)
         if name in BLOCK_TAGS:
             parts += builder.finish(text[begin:start])

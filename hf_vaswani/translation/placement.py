@@ -25,20 +25,20 @@ from .markup import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, check_kind
 
 Span = tuple[int, int]
 
-# Attention below this says nothing.
-LEAST = 0.1
-# Sums that differ by less are equal.
-CLOSE = 1e-6
-# More words on both sides take too long.
-MOST_PAIRS = 2**24
-SIGNS = re.compile(r"[^\w\s]+")
+# Weaker attention is no link.
+MIN_ATTENTION = 0.1
+# Sums that differ by less are a tie.
+TIE_TOLERANCE = 1e-6
+# Products of the words on both sides; more take too long.
+MAX_PAIRS = 2**24
+PUNCTUATION = re.compile(r"[^\w\s]+")
 OPENING = "([{¿¡„‚«‹“‘"
 
 
 @dataclass
 class Atom:
     """
-    A word or a sign of a translation, or what is not translated.
+    A word or a punctuation mark of a translation, or what is not translated.
 
     Attributes:
         markup (`str`): as it is written.
@@ -59,7 +59,7 @@ def restore(segment: Segment, translation: str, aligned: Sequence[AlignedPart], 
         segment ([`Segment`]): the segment.
         translation (`str`): the translation of its text.
         aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
-        as_html (`bool`): escape the signs that have a meaning in HTML.
+        as_html (`bool`): escape the characters that have a meaning in HTML.
 
     Returns:
         `str`: the translation, with each tag and everything that is protected exactly once.
@@ -93,10 +93,10 @@ def _places(segment: Segment, translation: str, aligned: Sequence[AlignedPart]) 
     end_if_over()
     source = _source_atoms(segment)
     targets = _target_units(translation, set(source.texts.values()))
-    if len(targets) * len(source.spans) > MOST_PAIRS:
+    if len(targets) * len(source.spans) > MAX_PAIRS:
         raise ValueError(
-            f"Markup cannot be placed in a paragraph of {len(source.spans):,} words and signs with a translation of "
-            f"{len(targets):,}: split it."
+            f"Markup cannot be placed in a paragraph of {len(source.spans):,} words and punctuation marks with a "
+            f"translation of {len(targets):,}: split it."
         )
     spans = [unit.span for unit in targets]
     attention = _attention(aligned, source.spans, spans)
@@ -106,7 +106,7 @@ def _places(segment: Segment, translation: str, aligned: Sequence[AlignedPart]) 
 
 class _Source(NamedTuple):
     """
-    The atoms of a segment's text: words, signs and what is protected.
+    The atoms of a segment's text: words, punctuation marks and what is protected.
 
     Attributes:
         text (`str`): the text.
@@ -190,7 +190,7 @@ class TargetUnit(NamedTuple):
 
 
 def _target_units(translation: str, texts: set[str]) -> list[TargetUnit]:
-    """Splits a translation into words, signs, copies of protected texts, and placeholders that the source lacks."""
+    """Splits a translation into words, punctuation, copies of protected texts, and placeholders the source lacks."""
     # Longer texts first, because they may contain shorter ones. A word is no copy within another one.
     ordered = sorted(texts, key=len, reverse=True)
     edges = [(r"(?<!\w)" if text[0].isalnum() else "", r"(?!\w)" if text[-1].isalnum() else "") for text in ordered]
@@ -255,10 +255,10 @@ def _owners(
                 left.remove(k)
 
     copies, foreign = ([j for j, unit in enumerate(targets) if unit.kind == kind] for kind in ("copy", "foreign"))
-    # A word may be there for another reason; a text with signs can only be a copy.
+    # A word may be there for another reason; a text with punctuation can only be a copy.
     alike = [(scores[j][k], k, j) for j in copies for k in left if texts[k] == targets[j].text]
-    take([pair for pair in alike if pair[0] > LEAST or re.search(r"\W", texts[pair[1]])])
-    take([(scores[j][k], k, j) for j in foreign for k in left if scores[j][k] > LEAST])
+    take([pair for pair in alike if pair[0] > MIN_ATTENTION or re.search(r"\W", texts[pair[1]])])
+    take([(scores[j][k], k, j) for j in foreign for k in left if scores[j][k] > MIN_ATTENTION])
     for j, unit in enumerate(targets):
         if owners[j] == FREE and unit.kind != "word" and re.search(r"\W", unit.text):
             # As the second half of "5%s", which is not protected.
@@ -322,7 +322,9 @@ def _remains(
         # For each word of the source, the word that most probably translates it.
         columns = attention[words][:, around]
         best, places = columns.max(dim=0)
-        if any(start <= words[place] < end for place, score in zip(places, best, strict=True) if score > CLOSE):
+        if any(
+            start <= words[place] < end for place, score in zip(places, best, strict=True) if score > TIE_TOLERANCE
+        ):
             return None
     return start, end
 
@@ -339,13 +341,13 @@ def _is_within_word(targets: Sequence[TargetUnit], j: int) -> bool:
 
 
 def _edges(text: str) -> tuple[str, str]:
-    """Returns the signs that a text begins with, and those that it ends with."""
-    first, last = (SIGNS.match(each) for each in (text, text[::-1]))
+    """Returns the punctuation that a text begins with, and those that it ends with."""
+    first, last = (PUNCTUATION.match(each) for each in (text, text[::-1]))
     return first[0] if first else "", last[0] if last else ""
 
 
 def _with_edges(targets: Sequence[TargetUnit], owners: Sequence[int], run: Span, text: str) -> Span:
-    """Extends a run of units by the signs next to it that the text begins or ends with, such as quotation marks."""
+    """Extends a run of units by the punctuation beside it that the text begins or ends with, such as quotes."""
     start, end = run
     first, last = _edges(text)
     while start and owners[start - 1] == FREE and _touch(targets, start) and targets[start - 1].text in first:
@@ -365,7 +367,7 @@ def _target_atoms(translation: str, places: _Places, as_html: bool) -> list[Atom
     atoms: list[Atom] = []
     one = torch.eye(len(source.spans))
     place = 0
-    # The sign in front; whether it is of a protected text; and that text if it was added just now.
+    # The character in front; whether it is of a protected text; and that text if it was added just now.
     last, is_protected, beside = "", False, FREE
     for j in range(len(targets) + 1):
         for k in added.get(j, ()):
@@ -393,27 +395,27 @@ def _target_atoms(translation: str, places: _Places, as_html: bool) -> list[Atom
     return atoms
 
 
-def _space_beside(source: _Source, k: int, sign: str, is_protected: bool, behind: bool) -> str:
+def _space_beside(source: _Source, k: int, character: str, is_protected: bool, behind: bool) -> str:
     """
     Returns the white space between a protected text that is added to a translation and a neighbour: as in the source,
     where the neighbours are of one kind.
 
     Args:
         source ([`_Source`]), k (`int`): the source, and the atom that is added.
-        sign (`str`): the nearest sign of the neighbour, or nothing at the beginning.
+        character (`str`): the nearest character of the neighbour, or nothing at the beginning.
         is_protected (`bool`): the neighbour is a protected text, too.
         behind (`bool`): it stands behind.
     """
     start, end = source.spans[k]
     of_source = source.text[end:][:1] if behind else source.text[:start][-1:]
-    is_mark = not sign.isalnum()
+    is_mark = not character.isalnum()
     if of_source.strip():
         is_close = of_source.isalnum() != is_mark or (behind and is_mark)
     else:
-        is_close = not is_protected and is_mark and (sign in OPENING) != behind
-        # All other signs stand behind a word.
-        is_close = is_close and (behind or sign in OPENING)
-    return "" if is_close or not sign else " "
+        is_close = not is_protected and is_mark and (character in OPENING) != behind
+        # All other marks stand behind a word.
+        is_close = is_close and (behind or character in OPENING)
+    return "" if is_close or not character else " "
 
 
 def _gap(
@@ -464,10 +466,10 @@ def _best_run(scores: torch.Tensor, free: torch.Tensor) -> Span | None:
     sums = torch.cat([torch.zeros(1, dtype=torch.float64), above.cumsum(dim=0)])
     least = sums[:-1].cummin(dim=0).values
     gains = sums[1:] - least
-    if gains.max() < CLOSE:
+    if gains.max() < TIE_TOLERANCE:
         return None
-    last = int((gains >= gains.max() - CLOSE).nonzero()[-1])
-    return int((sums[: last + 1] <= least[last] + CLOSE).nonzero()[0]), last + 1
+    last = int((gains >= gains.max() - TIE_TOLERANCE).nonzero()[-1])
+    return int((sums[: last + 1] <= least[last] + TIE_TOLERANCE).nonzero()[0]), last + 1
 
 
 def _gap_behind(k: int, attention: torch.Tensor, owners: list[int]) -> int:
@@ -478,7 +480,7 @@ def _gap_behind(k: int, attention: torch.Tensor, owners: list[int]) -> int:
         if before in owners:
             return len(owners) - owners[::-1].index(before)
         scores = attention[:, before] * free
-        if len(scores) and scores.max() > LEAST:
+        if len(scores) and scores.max() > MIN_ATTENTION:
             return int(scores.argmax()) + 1
     return 0
 
@@ -547,7 +549,7 @@ class _Writer:
         for number in sorted(range(len(nodes)), key=lambda each: inside[each][0] - inside[each][1]):
             scores = self.attention[:, slice(*inside[number])].sum(dim=1) * free
             run = _best_run(scores, free)
-            if run is None and scores.numel() and scores.max() > LEAST:
+            if run is None and scores.numel() and scores.max() > MIN_ATTENTION:
                 run = int(scores.argmax()), int(scores.argmax()) + 1
             if run is not None:
                 places[number] = run
@@ -570,16 +572,16 @@ class _Writer:
             return target[1]
         free = torch.zeros(len(self.atoms), dtype=torch.bool)
         free[slice(*target)] = True
-        before, behind = (not _is_sign(self.source, k) for k in (inside[0] - 1, inside[0]))
-        # A sign such as a full stop attends to words as well.
+        before, behind = (not _is_punctuation(self.source, k) for k in (inside[0] - 1, inside[0]))
+        # A mark such as a full stop attends to words as well.
         scores = self.attention[:, inside[0]] * (free & ~self.words)
-        if before and not behind and len(scores) and scores.max() > LEAST:
+        if before and not behind and len(scores) and scores.max() > MIN_ATTENTION:
             return int(scores.argmax())
         scores = self.attention[:, inside[0] - 1] * (free & self.words if before else free)
         return int(scores.argmax()) + 1 if len(scores) and scores.max() > 0 else target[0]
 
 
-def _is_sign(source: _Source, k: int) -> bool:
+def _is_punctuation(source: _Source, k: int) -> bool:
     return k not in source.texts and not _is_word(source.text[slice(*source.spans[k])])
 
 

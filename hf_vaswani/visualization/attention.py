@@ -66,13 +66,17 @@ def collect_attention(model: Any, tokenizer: Any, source: str, target: str | Seq
     model = with_eager_attention(model)
     with torch.inference_mode():
         if kind == "encoder":
-            return _of_encoder(model, read(tokenizer, [source])[0])
+            return _encoder_attention(model, read(tokenizer, [source])[0])
         if target is None:
             raise ValueError("A decoder's attention needs what it writes: pass target.")
-        written = read(tokenizer, [target], "text_target")[0] if isinstance(target, str) else of_ids(tokenizer, target)
+        written = (
+            read(tokenizer, [target], "text_target")[0]
+            if isinstance(target, str)
+            else text_from_ids(tokenizer, target)
+        )
         if kind == "decoder":
-            return _of_decoder(model, written)
-        return _of_translation(model, read(tokenizer, [source])[0], written)
+            return _decoder_attention(model, written)
+        return _translation_attention(model, read(tokenizer, [source])[0], written)
 
 
 def model_kind(model: Any) -> str:
@@ -111,13 +115,13 @@ def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(layers)).float().cpu()
 
 
-def _of_encoder(model: Any, source: Text) -> Attention:
+def _encoder_attention(model: Any, source: Text) -> Attention:
     ids = torch.tensor([source.ids], device=model.device)
     found = model.get_encoder()(input_ids=ids, output_attentions=True)
     return Attention(source, None, [], {"encoder": _stacked(found.attentions)})
 
 
-def _of_decoder(model: Any, target: Text) -> Attention:
+def _decoder_attention(model: Any, target: Text) -> Attention:
     # The last token is predicted, but not read.
     inputs = target.ids[:-1] or target.ids
     ids = torch.tensor([inputs], device=model.device)
@@ -129,7 +133,7 @@ def _of_decoder(model: Any, target: Text) -> Attention:
     return Attention(None, target, inputs, {"decoder": _stacked(found.attentions)}, picked)
 
 
-def _of_translation(model: Any, source: Text, target: Text) -> Attention:
+def _translation_attention(model: Any, source: Text, target: Text) -> Attention:
     ids, labels = (torch.tensor([text.ids], device=model.device) for text in (source, target))
     inputs = model.prepare_decoder_input_ids_from_labels(labels)
     found = model(input_ids=ids, decoder_input_ids=inputs, use_cache=False, output_attentions=True)
@@ -142,7 +146,7 @@ def _of_translation(model: Any, source: Text, target: Text) -> Attention:
     return Attention(source, target, inputs[0].tolist(), weights, log_probs)
 
 
-def of_ids(tokenizer: Any, ids: Sequence[int]) -> Text:
+def text_from_ids(tokenizer: Any, ids: Sequence[int]) -> Text:
     """
     Returns tokens as a text, with the characters of each; special tokens have none.
 

@@ -267,7 +267,7 @@ function drawSearch() {
 
   function show() {
     const at = Number(slider.value) - 1;
-    const { running, candidates, finished, hope, bar } = steps[at];
+    const { running, candidates, finished, upper_bound: upperBound, threshold } = steps[at];
     label.textContent = `Step ${at + 1} of ${steps.length}`;
     slider.setAttribute("aria-valuetext", label.textContent);
     const rows = candidates.map((each, i) => {
@@ -291,9 +291,9 @@ function drawSearch() {
       isBeam ? table("Finished hypotheses after this step", [["", true], ["Text"], ["Score", true]], done.length ? done : [element("tr", {}, element("td", { colspan: "3" }, "none yet"))]) : null);
     if (isBeam) {
       const isLast = at === steps.length - 1;
-      let why = `The best running hypothesis could still reach a score of ${fixed(hope, 3)}, and needs more than ${fixed(bar, 3)}.`;
-      if (hope === null) why = "No hypothesis is running any more.";
-      else if (bar === null) why = "The search goes on: too few hypotheses have finished.";
+      let why = `The best running hypothesis could still reach a score of ${fixed(upperBound, 3)}, and needs more than ${fixed(threshold, 3)}.`;
+      if (upperBound === null) why = "No hypothesis is running any more.";
+      else if (threshold === null) why = "The search goes on: too few hypotheses have finished.";
       left.append(note(isLast ? `The search stopped here. ${stopped}` : why));
     }
     panel.replaceChildren(

@@ -30,7 +30,7 @@ from .embeddings import position_encodings, project_embeddings
 from .search_record import SearchRecord, record_search
 
 # The page grows with the square of it. Longer text has more tokens, and is not tokenized.
-LONGEST, MOST_CHARACTERS = 200, 10_000
+MAX_TOKENS, MAX_CHARACTERS = 200, 10_000
 # Tokens that a decoder on its own adds to a text.
 NEW_TOKENS = 20
 # Weights are stored as whole numbers up to this one, in 16 bits.
@@ -95,9 +95,9 @@ def explore(
         raise ValueError(f"The text must be a str, but it is a {type(text).__name__}.")
     if not text.strip():
         raise ValueError("There is no text to explore.")
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise ValueError(
-            f"The text has {len(text):,} characters, but a page shows at most {LONGEST} tokens: shorten it."
+            f"The text has {len(text):,} characters, but a page shows at most {MAX_TOKENS} tokens: shorten it."
         )
     source = read(tokenizer, [text])[0]
     settings = dict(settings or {})
@@ -107,8 +107,10 @@ def explore(
         if source.ids[-1:] == [tokenizer.eos_token_id]:
             # A prompt goes on.
             source = Text(source.text, source.ids[:-1], source.spans[:-1], source.begin)
-    if not 0 < len(source.ids) <= LONGEST:
-        raise ValueError(f"The text has {len(source.ids)} tokens, but a page shows from 1 to {LONGEST}: shorten it.")
+    if not 0 < len(source.ids) <= MAX_TOKENS:
+        raise ValueError(
+            f"The text has {len(source.ids)} tokens, but a page shows from 1 to {MAX_TOKENS}: shorten it."
+        )
     data: dict[str, Any] = {"kind": kind, "name": name or model.config.name_or_path or type(model).__name__}
     if kind == "encoder":
         attention = collect_attention(model, tokenizer, text)
@@ -222,8 +224,8 @@ def _search(tokenizer: Any, search: SearchRecord, prompt: Sequence[int]) -> dict
                     for each in step.candidates
                 ],
                 "finished": step.finished,
-                "hope": _rounded(step.hope),
-                "bar": _rounded(step.bar),
+                "upper_bound": _rounded(step.upper_bound),
+                "threshold": _rounded(step.threshold),
             }
         )
         kept = sorted((each for each in step.candidates if each.rank is not None), key=lambda each: each.rank or 0)

@@ -69,16 +69,16 @@ class SearchStep:
     Attributes:
         candidates (`list[Candidate]`): the best continuations of all running hypotheses, in descending order.
         finished (`list[tuple[int, int]]`): the finished hypotheses after the step, best first: step and candidate.
-        hope (`float`, *optional*): the best score that a running hypothesis can still reach with its present
+        upper_bound (`float`, *optional*): the best score that a running hypothesis can still reach with its present
             log-probability; `None` if none is running.
-        bar (`float`, *optional*): the score that it must exceed for the search to go on; `None` as long as too few
-            hypotheses have finished.
+        threshold (`float`, *optional*): the score that it must exceed for the search to go on; `None` as long as too
+            few hypotheses have finished.
     """
 
     candidates: list[Candidate]
     finished: list[tuple[int, int]] = field(default_factory=list)
-    hope: float | None = None
-    bar: float | None = None
+    upper_bound: float | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _BeamRecorder:
         """Records a step, as [`beam_search`] hands it over."""
         _check(log_probs)
         length = len(self.steps) + 1
-        hope, bar = self.rules.bounds(alive.running_scores, alive.scores, alive.is_finished, length)
+        upper_bound, threshold = self.rules.bounds(alive.running_scores, alive.scores, alive.is_finished, length)
         count = step.tokens.shape[1]
         positions = alive.end_positions[0][alive.is_finished[0]].tolist()
         finished = [(position // count, position % count) for position in positions]
@@ -210,8 +210,8 @@ class _BeamRecorder:
         self.all_end = all(each.ends for each in candidates)
         self.enough = bool(alive.is_finished.all())
         # Both are missing where no hypothesis is running, or too few have finished.
-        is_running, is_reached = self.running[0] > MISSING / 10, float(bar) > MISSING / 10
-        found = float(hope) if is_running else None, float(bar) if is_reached else None
+        is_running, is_reached = self.running[0] > MISSING / 10, float(threshold) > MISSING / 10
+        found = float(upper_bound) if is_running else None, float(threshold) if is_reached else None
         self.steps.append(SearchStep(candidates, finished, *found))
 
     def record(self) -> SearchRecord:
@@ -234,7 +234,7 @@ class _BeamRecorder:
             return f"{self.num_beams} hypotheses have finished, and early_stopping is True."
         if length >= max_length:
             return f"The maximum length of {_tokens(max_length)} is reached."
-        if self.all_end or last.hope is None or last.bar is None:
+        if self.all_end or last.upper_bound is None or last.threshold is None:
             return "All candidates of the step end."
         is_ahead = settings.early_stopping == "never" and settings.length_penalty > 0
         where = f"at the maximum length of {_tokens(max_length)}" if is_ahead else "at its present length"
@@ -242,7 +242,7 @@ class _BeamRecorder:
         which = "the best finished hypothesis" if counted == 1 else f"the last of the {counted} best finished ones"
         return (
             f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would "
-            f"have a score of {last.hope:.3f} {where}, and {which} has {last.bar:.3f}."
+            f"have a score of {last.upper_bound:.3f} {where}, and {which} has {last.threshold:.3f}."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hf_vaswani.serving.batcher import MOST_BYTES, MOST_TEXTS, Batcher, OverdueError, QueueFullError
+from hf_vaswani.serving.batcher import MAX_BYTES, MAX_TEXTS, Batcher, OverdueError, QueueFullError
 
 
 class Recorder:
@@ -70,7 +70,7 @@ def test_a_long_list_does_not_keep_a_sentence_waiting() -> None:
         batcher = Batcher(recorder, 10_000)
         first = asyncio.create_task(batcher.submit("k", ["first"]))
         await started(recorder)
-        many = asyncio.create_task(batcher.submit("k", [f"{number:04}" for number in range(10 * MOST_TEXTS)]))
+        many = asyncio.create_task(batcher.submit("k", [f"{number:04}" for number in range(10 * MAX_TEXTS)]))
         other = asyncio.create_task(batcher.submit("other kind", ["x"]))
         await asyncio.sleep(0)
         single = asyncio.create_task(batcher.submit("k", ["single"]))
@@ -81,9 +81,9 @@ def test_a_long_list_does_not_keep_a_sentence_waiting() -> None:
         await other
         # The other kind came before the rest of the list.
         assert [kind for kind, _ in recorder.batches[:3]] == ["k", "k", "other kind"]
-        assert [text for text, _ in await many] == [f"{number:04}" for number in range(10 * MOST_TEXTS)]
+        assert [text for text, _ in await many] == [f"{number:04}" for number in range(10 * MAX_TEXTS)]
         assert await first == [["FIRST", "k"]]
-        assert all(len(texts) <= MOST_TEXTS for _, texts in recorder.batches)
+        assert all(len(texts) <= MAX_TEXTS for _, texts in recorder.batches)
 
     run(test)
 
@@ -95,7 +95,7 @@ def test_batches_of_long_texts_are_small() -> None:
         # A letter may be as many tokens as it has bytes.
         for letter in "xส😀":
             recorder.batches.clear()
-            text = letter * (MOST_BYTES // len(letter.encode()) // 2)
+            text = letter * (MAX_BYTES // len(letter.encode()) // 2)
             await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
             assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
 

@@ -238,7 +238,7 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
 
 def test_the_memory_of_a_batch_follows_its_pairs(model, tokenizer, monkeypatch) -> None:
     """However different their lengths are, and without a change of what they attend to."""
-    monkeypatch.setattr(module, "MOST_SCORES", 2**8)
+    monkeypatch.setattr(module, "MAX_SCORES", 2**8)
     sources = ["ab", *["abc cab"] * 9, "abc " * 20, "", "bca"]
     targets = ["cab", *["ab abc"] * 9, "ab " * 9, "", "ab " * 30]
     batches: list[tuple[int, int, int]] = []
@@ -273,7 +273,7 @@ def test_no_matrix_is_larger_than_the_attention_of_a_head(model, tokenizer, monk
     hidden = torch.zeros(2, 1, 200, dtype=torch.bool)
     hidden[1, :, 150:] = True
     expected = (query @ key.transpose(2, 3)).masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1).mean(dim=1)
-    monkeypatch.setattr(module, "MOST_SCORES", 10_000)
+    monkeypatch.setattr(module, "MAX_SCORES", 10_000)
     with Watch():
         found = module._mean_attention(query, key, hidden, 1.0)
     torch.testing.assert_close(found, expected)

@@ -15,9 +15,9 @@ from hf_vaswani.visualization.attention import (
     alignment_of,
     collect_attention,
     head_roles,
-    of_ids,
     piece,
     pieces,
+    text_from_ids,
     with_eager_attention,
 )
 
@@ -140,7 +140,7 @@ def test_bad_input(tokenizer) -> None:
 def test_pieces_have_the_characters_of_the_text(kind) -> None:
     text = "Señor Ñu läuft 🙂 weg."
     tokenizer = train_tokenizer([text, "weg läuft Ñu"], 300, kind=kind)
-    found = of_ids(tokenizer, tokenizer(text).input_ids)
+    found = text_from_ids(tokenizer, tokenizer(text).input_ids)
     assert found.text == tokenizer.decode(found.ids, skip_special_tokens=True)
     assert "".join(found.text[start:end] for start, end in found.spans) == found.text
     assert all(first[1] == second[0] for first, second in zip(found.spans, found.spans[1:], strict=False))

@@ -99,19 +99,19 @@ def stopped_by_scores(**settings) -> SearchRecord:
 def test_it_stops_when_the_best_hope_is_not_above_the_bar() -> None:
     found = stopped_by_scores()
     last, before = found.steps[-1], found.steps[-2]
-    assert last.hope is not None
-    assert last.bar is not None
+    assert last.upper_bound is not None
+    assert last.threshold is not None
     assert found.stop == (
         f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would have "
-        f"a score of {last.hope:.3f} at the maximum length of 56 tokens, and the best finished hypothesis has "
-        f"{last.bar:.3f}."
+        f"a score of {last.upper_bound:.3f} at the maximum length of 56 tokens, and the best finished hypothesis has "
+        f"{last.threshold:.3f}."
     )
-    assert last.hope <= last.bar == pytest.approx(found.hypotheses[0].score, abs=1e-5)
-    assert before.bar is None or before.hope > before.bar
+    assert last.upper_bound <= last.threshold == pytest.approx(found.hypotheses[0].score, abs=1e-5)
+    assert before.threshold is None or before.upper_bound > before.threshold
     found = stopped_by_scores(early_stopping=False)
     assert "at its present length" in found.stop
     assert "the last of the 3 best finished ones has" in found.stop
-    assert found.steps[-1].bar == pytest.approx(found.hypotheses[2].score, abs=1e-5)
+    assert found.steps[-1].threshold == pytest.approx(found.hypotheses[2].score, abs=1e-5)
 
 
 def test_other_reasons_to_stop() -> None:
@@ -187,7 +187,7 @@ def test_damaged_weights_are_named(num_beams) -> None:
 def test_what_is_missing_has_no_number() -> None:
     found = record_search(random_model(0), SOURCE, num_beams=3, max_new_tokens=1)
     # No hypothesis runs on at the maximum length.
-    assert found.steps[-1].hope is None
+    assert found.steps[-1].upper_bound is None
     allowed = [5, 7, 2]
     suppressed = [token for token in range(51) if token not in allowed]
     for num_beams in (1, 4):
