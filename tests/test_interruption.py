@@ -1,4 +1,4 @@
-"""A run that is killed or stopped loses nothing: resumed, it ends with the same bits as an uninterrupted one."""
+"""A run that is stopped loses nothing: resumed, it ends with the same bits as an uninterrupted one."""
 
 import ctypes
 import json
@@ -30,29 +30,19 @@ from hf_vaswani.interruption import (
 from hf_vaswani.run_folder import list_checkpoints
 
 from . import children
-from .campaign.verbs import Fault, verb
+from .campaign.verbs import verb
 from .children import Child, End, rarely_switching, run_python
 from .conftest import ROOT, dear, tiny_recipe
 
 
-def start(arguments: list[str], run: Path, fault: Fault | None = None, **settings: Any) -> Child:
+def start(arguments: list[str], run: Path, **settings: Any) -> Child:
     """Starts a training, in which a thread that waits for another one without releasing Python's lock hangs."""
     outputs = run.with_name(f"{run.name}-outputs-{settings.get('environment', {}).get('RANK', 0)}")
-    return Child(outputs, rarely_switching, verb, ["train", *arguments, "--run_dir", str(run)], fault, **settings)
+    return Child(outputs, rarely_switching, verb, ["train", *arguments, "--run_dir", str(run)], **settings)
 
 
-def train(arguments: list[str], run: Path, fault: Fault | None = None) -> int | None:
-    return start(arguments, run, fault).end().code
-
-
-def log_of_accesses(run: Path) -> Fault:
-    """Returns no fault, but a log of the accesses to the run folder."""
-    return Fault("kill", run, log=run.with_suffix(".log"))
-
-
-def accesses(run: Path) -> int:
-    """Returns how many accesses a run with [`log_of_accesses`] made."""
-    return len(run.with_suffix(".log").read_text("utf-8").splitlines())
+def train(arguments: list[str], run: Path) -> int | None:
+    return start(arguments, run).end().code
 
 
 def bits(run: Path) -> dict[str, Any]:
@@ -63,11 +53,11 @@ def bits(run: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             found[name] = load_file(path)
         elif path.name == "progress.json":
-            found[name] = json.loads(path.read_text("utf-8")) | {"seconds": None, "digest": None}
+            found[name] = json.loads(path.read_text("utf-8")) | {"seconds": None}
         elif path.name in ("validations.jsonl", "training.jsonl", "test_translations.txt"):
             found[name] = path.read_text("utf-8")
         elif path.name == "test.json":
-            found[name] = json.loads(path.read_text("utf-8")) | {"model": None, "digest": None, "seconds": None}
+            found[name] = json.loads(path.read_text("utf-8")) | {"model": None, "seconds": None}
         elif name not in ("recipe.yaml", "environment.json"):
             found[name] = None
     return found
@@ -82,78 +72,19 @@ def assert_same(one: dict[str, Any], two: dict[str, Any]) -> None:
             assert value == two[name], name
 
 
-SWITCHES = {
-    "plain": {"average_best": 1, "validate_every": 2, "save_every": 2, "keep_last": 1, "log_every": 1},
-    "workers": {"data_workers": 2, "accumulation_steps": 2},
-    "average": {"ema_decay": 0.9, "accumulation_steps": 3, "patience": 9, "validate_every": 4},
-}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("switches", "kills"), [("plain", 6), ("workers", 2), ("average", 2)])
-def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches, kills) -> None:
-    """It is killed at several accesses to the run folder, spread from the first to the last."""
-    arguments = tiny_recipe(tmp_path, scored=True, max_steps=6, **SWITCHES[switches])
-    # Few sentences to translate, and quickly.
-    for name in ("en", "de"):
-        lines = (tmp_path / f"text.{name}").read_text("utf-8").splitlines(keepends=True)
-        (tmp_path / f"few.{name}").write_text("".join(lines[:20]), encoding="utf-8")
-    few = f"{{en: {tmp_path / 'few.en'}, de: {tmp_path / 'few.de'}}}"
-    arguments += [f"--data.{split}_files={few}" for split in ("validation", "test")]
-    whole = tmp_path / "whole"
-    assert train(arguments, whole, log_of_accesses(whole)) == 0
-    expected, count = bits(whole), accesses(whole)
-    assert count > 100
-    for kill in range(kills):
-        # Another place in each run of the tests: "anywhere" is meant literally.
-        at = 1 + (count * kill + int.from_bytes(os.urandom(4)) % count) // kills
-        run = tmp_path / f"killed-{at}"
-        assert train(arguments, run, Fault("kill", run, at)) == -signal.SIGKILL, at
-        assert train(arguments, run) == 0, at
-        assert_same(bits(run), expected)
-
-
-@pytest.mark.process
-def test_a_run_killed_while_it_writes_its_recipe_starts_anew(tmp_path) -> None:
-    """It is killed after the folder and the temporary file were created, before the file is renamed."""
-    arguments = tiny_recipe(tmp_path, max_steps=1)
-    run = tmp_path / "run"
-    assert train(arguments, run, Fault("kill", run, 3)) == -signal.SIGKILL
-    assert [path.name for path in run.iterdir()] == [".recipe.yaml.writing"]
-    assert train(arguments, run) == 0
-
-
 @pytest.fixture
 def launch() -> Iterator[Callable[..., list[Child]]]:
-    """Starts a training on two processes, the first with a fault; kills those that outlive the test."""
+    """Starts a training on two processes; kills those that outlive the test."""
     started: list[Child] = []
 
-    def two(arguments: list[str], run: Path, fault: Fault | None = None) -> list[Child]:
-        faults = (fault, None)
-        ranks = [
-            start(arguments, run, fault, environment=world)
-            for fault, world in zip(faults, children.worlds(), strict=True)
-        ]
+    def two(arguments: list[str], run: Path) -> list[Child]:
+        ranks = [start(arguments, run, environment=world) for world in children.worlds()]
         started.extend(ranks)
         return ranks
 
     yield two
     for child in started:
         child.end(0)
-
-
-@pytest.mark.process
-def test_two_processes_killed_end_with_the_same_bits(tmp_path, launch) -> None:
-    arguments = tiny_recipe(tmp_path, max_steps=6, save_every=2, keep_last=2)
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    assert [child.end().code for child in launch(arguments, whole, log_of_accesses(whole))] == [0, 0]
-    # The first process dies while it writes, and the other one with it.
-    first, second = launch(arguments, run, Fault("kill", run, accesses(whole) // 2))
-    assert first.end().code == -signal.SIGKILL
-    second.kill()
-    assert list_checkpoints(run) and not (run / "model").exists()
-    assert [child.end().code for child in launch(arguments, run)] == [0, 0]
-    assert_same(bits(run), bits(whole))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -23,7 +23,7 @@ def stage(access: str) -> str:
     return found[1] if found else "removal"
 
 
-@pytest.mark.parametrize("kind", KINDS if FULL else ["moving average", "two processes"])
+@pytest.mark.parametrize("kind", KINDS if FULL else ["accumulation, workers", "moving average", "two processes"])
 def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
     processes = 2 if kind == "two processes" else 1
     arguments, whole = recipe(tmp_path, kind), tmp_path / "whole"
