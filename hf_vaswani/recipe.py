@@ -4,6 +4,7 @@ The recipe: one experiment, as dataclasses whose fields are the keys of its YAML
 The docstrings below the fields are the manual: `--help` prints them, and docs/recipe.md is generated from them.
 """
 
+import math
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from types import UnionType
@@ -389,6 +390,10 @@ class TrainingRecipe:
     5.1). A pair with a longer sentence is skipped."""
     accumulation_steps: int = fixed(1, at_least=1, at_most=100_000)
     """Batches per update in each process, over which the gradient is accumulated."""
+    tokens_per_update: int | None = fixed(None, at_least=1, at_most=10**9)
+    """Token budget of an update, per side, of all processes together. Each process accumulates the gradient over as
+    many equal batches of at most `tokens_per_batch` as its share needs; their size is rounded down to whole tokens.
+    `null` is `tokens_per_batch * accumulation_steps` in each process."""
     schedule: Schedule = fixed("noam")
     """Learning rate after the warm-up: `noam` is equation 3 (Section 5.3); `inverse_sqrt` is `peak_learning_rate *
     sqrt(warmup_steps / step)`, as in fairseq; `constant` is `peak_learning_rate`; `cosine` falls from
@@ -490,6 +495,13 @@ class TrainingRecipe:
     whatever `OMP_NUM_THREADS` says."""
     trackers: list[str] = free(list)
     """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
+
+    def batches(self, processes: int) -> tuple[int, int]:
+        """Returns the token budget of a batch, and the batches per update in each of a number of processes."""
+        if self.tokens_per_update is None:
+            return self.tokens_per_batch, self.accumulation_steps
+        count = math.ceil(self.tokens_per_update / (self.tokens_per_batch * processes))
+        return max(1, self.tokens_per_update // (count * processes)), count
 
 
 @dataclass

@@ -221,6 +221,11 @@ def _check_agreement(training: TrainingRecipe, has_head: bool) -> None:
             f"training.learning_rate_factor ({training.learning_rate_factor}) has no effect with training.schedule "
             f"{training.schedule!r}: set training.peak_learning_rate instead."
         )
+    if training.tokens_per_update is not None and training.accumulation_steps != 1:
+        raise ValueError(
+            f"training.accumulation_steps ({training.accumulation_steps}) has no effect with "
+            f"training.tokens_per_update ({training.tokens_per_update}), from which it follows: leave one of them out."
+        )
     if training.simcut is not None and training.r_drop is not None:
         raise ValueError("training.simcut and training.r_drop exclude each other: set one of them to null.")
     if len(set(training.freeze)) == len(get_args(Part)) and not has_head:

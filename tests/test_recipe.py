@@ -61,6 +61,24 @@ def test_every_key_says_whether_a_resumed_run_may_change_it() -> None:
     assert {marks[key] for key in free} == {"free"} and marks["training.schedule"] == "fixed"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "at_once", "processes", "batches"),
+    [
+        (None, 1000, 8, (1000, 3)),
+        (25_000, 25_000, 1, (25_000, 1)),
+        (25_000, 25_000, 8, (3125, 1)),
+        (24_000, 1000, 8, (1000, 3)),
+        # Rounded down: 2 processes x 4 batches of 875.
+        (7000, 1000, 2, (875, 4)),
+        (7001, 1000, 3, (777, 3)),
+    ],
+)
+def test_an_update_has_the_same_size_in_any_number_of_processes(tokens, at_once, processes, batches) -> None:
+    steps = 3 if tokens is None else 1
+    training = TrainingRecipe(tokens_per_batch=at_once, accumulation_steps=steps, tokens_per_update=tokens)
+    assert training.batches(processes) == batches
+
+
 def test_the_model_section_is_the_configuration() -> None:
     """Names and defaults are equal, except for settings that follow from the data, the tokenizer or transformers."""
     # Only converted fairseq models have a `position_offset`, and `language_pairs` follow from the data.

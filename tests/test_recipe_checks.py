@@ -97,6 +97,10 @@ def test_schedules_and_averages_that_agree_are_accepted(tmp_path) -> None:
         ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "below 1", "1.0"]),
         ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
         ("training: {average_best: 2, save_every: 500}\n", ["average_best", "save_every (500)", "every (1000)"]),
+        (
+            "training: {tokens_per_update: 9, accumulation_steps: 2}\n",
+            ["training.accumulation_steps (2)", "tokens_per_update (9)", "leave one of them out"],
+        ),
         ("training: {schedule: cosine}\n", ["training.schedule 'cosine'", "training.peak_learning_rate"]),
         ("training: {peak_learning_rate: 0.1}\n", ["peak_learning_rate (0.1)", "'noam'", "learning_rate_factor"]),
         (

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..model.sentences_vaswani import LanguageTags
-from ..recipe import Alteration, Recipe, SourceRecipe
+from ..recipe import PAIR_TASKS, Alteration, Recipe, SourceRecipe
 from ..records import public
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
@@ -630,12 +630,23 @@ def _updates(
 
 
 def batch_order(recipe: Recipe, num_processes: int, process_index: int) -> BatchOrder:
-    """Returns the settings of a recipe that make batches, for one of several processes."""
-    training = recipe.training
+    """
+    Returns the settings of a recipe that make batches, for one of several processes.
+
+    Raises:
+        ValueError: the share of a process in `training.tokens_per_update` does not hold a block.
+    """
+    tokens, count = recipe.training.batches(num_processes)
+    if recipe.task not in PAIR_TASKS and recipe.objective.block_length > tokens:
+        raise ValueError(
+            f"training.tokens_per_update ({recipe.training.tokens_per_update}) leaves batches of {tokens} tokens to "
+            f"{num_processes} processes, fewer than objective.block_length ({recipe.objective.block_length}): raise "
+            "it, or start fewer processes."
+        )
     return BatchOrder(
-        training.tokens_per_batch,
+        tokens,
         recipe.seed,
-        training.accumulation_steps,
+        count,
         num_processes,
         process_index,
         max_length=longest_input(recipe),

@@ -255,7 +255,7 @@ def _facts(
         f"{scored.step:,}" + (f", average of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
     )
     processes = environment.processes
-    tokens = training.tokens_per_batch * training.accumulation_steps * processes
+    tokens = math.prod(training.batches(processes)) * processes
     sides = " on each side" if len(stacks) == 2 else ""
     yield "tokens per update", f"up to {tokens:,}{sides}, padding included"
     rate = f", peak {training.peak_learning_rate}" if training.peak_learning_rate else ""

@@ -201,6 +201,15 @@ def test_a_source_without_text_is_named(tmp_path) -> None:
         DATA.read(recipe)
 
 
+def test_an_update_is_shared_by_the_processes_of_a_launch() -> None:
+    recipe = Recipe(training=TrainingRecipe(tokens_per_update=4096, tokens_per_batch=1024))
+    order = corpus.batch_order(recipe, 2, 1)
+    assert (order.tokens_per_batch, order.batches_per_update, order.num_processes) == (1024, 2, 2)
+    recipe.task = "masked_lm"
+    with pytest.raises(ValueError, match=r"leaves batches of 256 tokens to 16 processes, fewer than objective.block"):
+        corpus.batch_order(recipe, 16, 0)
+
+
 def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> None:
     recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
     recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2

@@ -778,7 +778,7 @@ def stated(path: str) -> dict[str, object]:
 # Section 6.1, and the code of its authors where the paper is silent.
 SEARCH: dict[str, object] = {"evaluation.length_penalty_type": "gnmt", "evaluation.finish_candidates": "all"}
 SEARCH |= {"evaluation.early_stopping": "never"}
-WMT14 = SEARCH | {"data.dataset": "wmt/wmt14", "data.dataset_config": "de-en"}
+WMT14 = SEARCH | {"data.dataset": "wmt/wmt14", "data.dataset_config": "de-en", "training.tokens_per_update": 25_000}
 FRENCH = {"data.dataset_config": "fr-en", "data.target_language": "fr"}
 FRENCH |= {"tokenizer.kind": "wordpiece", "tokenizer.vocab_size": 32_000}
 BIG = {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "training.max_steps": 300_000}
