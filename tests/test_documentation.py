@@ -61,8 +61,7 @@ NOT_RUN = {
     "make format": "changes files",
     "make campaign": "takes 25 minutes",
     "make campaign SEED=7": "takes 25 minutes",
-    "bash configs/jobs/diversify.sh configs/my.yaml runs/diversified corpus/train.en corpus/train.de 1": "trains "
-    "three times",
+    "MODELS=1 bash configs/jobs/diversify.sh configs/my.yaml runs/diversified": "trains three times",
     "python benchmarks/parity.py": "takes minutes",
     "python benchmarks/train_throughput.py": "takes hours",
     "python benchmarks/decode_speed.py runs/quickstart/model in.txt --threads 1": "takes minutes",

@@ -1,45 +1,65 @@
 #!/bin/bash
-# Data diversification (Nguyen et al., 2020): models of both directions translate the training text, and the model of the
-# recipe learns the pairs and all these translations.
+# Data diversification (Nguyen et al., 2020): trains models of both directions on the pairs of a recipe, translates both
+# sides of the pairs with them, and trains the model of the recipe on the pairs and all these translations:
 #
-#     bash configs/jobs/diversify.sh RECIPE.yaml FOLDER TEXT.SOURCE TEXT.TARGET [MODELS]
+#     bash configs/jobs/diversify.sh RECIPE.yaml RUN_FOLDER [--section.key value ...]
 #
-# The texts are the two sides of the recipe's training text, one sentence a line, in files with the languages at the end
-# of their names. MODELS is the number of models of each
-# direction, by default 3, with the seeds from 1 on. FOLDER gets the models, their translations as files of pairs, and the
-# last model in FOLDER/final. The same command goes on after a stop: what is done is not repeated. LAUNCH starts each
-# training and each translation, for example LAUNCH="torchrun --nproc_per_node=2"; by default, it is python.
-#
-# The recipe's schedule may be too short for all the text: its last training goes on with
-# hf-vaswani train RECIPE.yaml ... --training.max_steps N. If its sources have a prefix, add it to the sources below.
+# MODELS (3) is the number of models of each direction, DIRECTIONS ("forward backward") may be one of them, and NUM_BEAMS
+# (5) is the beam size of the translations. LAUNCHER (python) starts each step: "torchrun --nproc_per_node=2", for example.
+# The models and their translations are in RUN_FOLDER.diversified. What is done is not repeated by the same command.
 set -euo pipefail
-
-recipe=$1
-folder=$2
-source_text=$3
-target_text=$4
-models=${5:-3}
-read -ra run <<< "${LAUNCH:-python} -m hf_vaswani.cli"
+recipe=$1 run=$2
+shift 2
+folder=$run.diversified
 mkdir -p "$folder"
-# Each sentence once.
-source_sentences=$folder/text.${source_text##*.}
-target_sentences=$folder/text.${target_text##*.}
-awk '!seen[$0]++' "$source_text" > "$source_sentences"
-awk '!seen[$0]++' "$target_text" > "$target_sentences"
 
-# translate NAME TEXT [--reverse]: of a source of pairs, the model has the other direction.
-translate() {
-    "${run[@]}" backtranslate "$recipe" "${@:3}" --hub.repo_id null --backtranslation.model "$folder/$1" \
-        --backtranslation.text "$2" --backtranslation.output "$folder/$1.tsv" \
-        --backtranslation.method beam --backtranslation.num_beams 5
+# The text of both sides, each sentence once; and what the recipe says about its pairs.
+facts=$(python - "$folder" "$recipe" "$@" << 'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+from hf_vaswani.data.sources import read_training_source
+from hf_vaswani.files import atomic_lines, tsv_cell
+from hf_vaswani.recipe_file import load_recipe
+
+recipe = load_recipe(sys.argv[2:])
+if len(recipe.language_pairs) > 1:
+    sys.exit(f"diversify.sh needs sources of one direction, but the recipe has {recipe.language_pairs}.")
+languages = dict(zip(("source", "target"), recipe.language_pairs[0]))
+texts = [read_training_source(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
+for side, language in languages.items():
+    lines = (tsv_cell(row[side]).strip() for text in texts for row in text)
+    with atomic_lines(Path(sys.argv[1], f"text.{language}")) as file:
+        file.writelines(f"{line}\n" for line in dict.fromkeys(lines) if line)
+pairs = {f"{side}_language": language for side, language in languages.items()} | {"prefix": recipe.data.prefix}
+print(recipe.seed, *languages.values(), json.dumps(pairs))
+PYTHON
+)
+read -r seed source target pairs <<< "$facts"
+
+verb() {
+    # The launcher may be several words.
+    ${LAUNCHER:-python} -m hf_vaswani.cli "$@"
 }
 
-sources=()
-for ((i = 1; i <= models; i++)); do
-    "${run[@]}" train "$recipe" --run_dir "$folder/forward.$i" --seed "$i" --hub.repo_id null
-    translate "forward.$i" "$source_sentences" --reverse
-    "${run[@]}" train "$recipe" --reverse --run_dir "$folder/backward.$i" --seed "$i" --hub.repo_id null
-    translate "backward.$i" "$target_sentences"
-    sources+=(--more_data+ "{train_files: '$folder/forward.$i.tsv'}" --more_data+ "{train_files: '$folder/backward.$i.tsv'}")
+translations=()
+for direction in ${DIRECTIONS:-forward backward}; do
+    # A model translates the side that it reads, which is the target of the other direction.
+    if [ "$direction" = forward ]; then
+        text=$folder/text.$source
+        train=() translate=(--data.source_language "$target" --data.target_language "$source")
+    else
+        train=(--reverse) translate=() text=$folder/text.$target
+    fi
+    for ((i = 1; i <= ${MODELS:-3}; i++)); do
+        model=$folder/$direction.$i
+        options=("$recipe" "$@" --seed $((seed + i - 1)) --hub.repo_id null --run_dir "$model")
+        verb train "${options[@]}" "${train[@]}"
+        verb backtranslate "${options[@]}" "${translate[@]}" --backtranslation.model "$model" \
+            --backtranslation.text "$text" --backtranslation.output "$model.tsv" --backtranslation.method beam \
+            --backtranslation.num_beams "${NUM_BEAMS:-5}" --backtranslation.top_k null --backtranslation.temperature 1
+        translations+=(--more_data+ "${pairs%\}}, \"train_files\": \"$model.tsv\"}")
+    done
 done
-"${run[@]}" train "$recipe" --run_dir "$folder/final" "${sources[@]}"
+verb train "$recipe" "$@" --run_dir "$run" "${translations[@]}"

@@ -40,7 +40,7 @@ OUT_OF_MEMORY = re.compile(
 # Verbs of version 0.1 that are gone, and what replaces them.
 REMOVED_VERBS = {
     "compare": "sacrebleu REFERENCES -i BASELINE SYSTEM -m bleu chrf ter --paired-bs -f text",
-    "diversify": "bash configs/jobs/diversify.sh RECIPE.yaml FOLDER TEXT.SOURCE TEXT.TARGET",
+    "diversify": "bash configs/jobs/diversify.sh RECIPE.yaml RUN_FOLDER",
 }
 
 

@@ -1,7 +1,7 @@
 """The job files of configs/jobs: read as their systems read them, and run here as far as that goes."""
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from hf_vaswani.cli import main
 from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.run_folder import read_recipe
 
 from ..campaign.runs import difference, result, traces
 from ..children import free_port
@@ -165,8 +166,6 @@ def test_jobset_starts_processes_that_meet() -> None:
 
 
 def test_jobset_trains_a_recipe_with_keys_that_exist(tmp_path) -> None:
-    from hf_vaswani.recipe_file import load_recipe
-
     jobset = yaml.safe_load((JOBS / "jobset.yaml").read_text())
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     script, *arguments = torchrun_options(pod["containers"][0]["command"][1:]).training_script_args
@@ -178,38 +177,71 @@ def test_jobset_trains_a_recipe_with_keys_that_exist(tmp_path) -> None:
 # ---- Data diversification ----------------------------------------------------------------------------------------
 
 
-def test_diversification_trains_and_translates_in_both_directions(tmp_path) -> None:
-    """With `echo` in place of Python: each line is a command whose recipe is read here."""
-    recipe = write_recipe(tmp_path, "data: {source_language: en, target_language: de}")
-    (tmp_path / "a.en").write_text("one\ntwo\none\n")
-    (tmp_path / "a.de").write_text("eins\nzwei\nein\n")
-    command = ["bash", str(JOBS / "diversify.sh"), recipe, "out", "a.en", "a.de", "2"]
-    environment = os.environ | {"LAUNCH": "echo"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert (tmp_path / "out" / "text.en").read_text() == "one\ntwo\n"
-    assert (tmp_path / "out" / "text.de").read_text() == "eins\nzwei\nein\n"
-    *lines, last = (line.split(maxsplit=3) for line in done.stdout.splitlines())
-    assert [line[:2] for line in lines] == [["-m", "hf_vaswani.cli"]] * 8
-    steps = [(verb, load_recipe(words.split())) for _, _, verb, words in lines]
-    assert [verb for verb, _ in steps] == ["train", "backtranslate"] * 4
-    found = [(each.run_dir, each.seed, *each.language_pairs) for verb, each in steps if verb == "train"]
-    english, german = ["en", "de"], ["de", "en"]
-    assert found == [
-        ("out/forward.1", 1, english),
-        ("out/backward.1", 1, german),
-        ("out/forward.2", 2, english),
-        ("out/backward.2", 2, german),
-    ]
-    # A model that writes German makes the sources of the other direction.
-    found = [
-        (each.backtranslation.model, each.backtranslation.text, each.backtranslation.output, *each.language_pairs)
-        for verb, each in steps
-        if verb == "backtranslate"
-    ]
-    assert found[:2] == [
-        ("out/forward.1", "out/text.en", "out/forward.1.tsv", german),
-        ("out/backward.1", "out/text.de", "out/backward.1.tsv", english),
-    ]
-    names = ["forward.1", "backward.1", "forward.2", "backward.2"]
-    assert re.findall(r"train_files: 'out/(\S+).tsv'", last[3]) == names
-    assert last[2] == "train" and "--run_dir out/final" in last[3]
+def diversify(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess:
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": programs, "PYTHONPATH": str(ROOT)} | variables
+    script = ["bash", str(JOBS / "diversify.sh"), *command]
+    return subprocess.run(script, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+DIVERSIFIED = """
+seed: 5
+data: {source_language: en, target_language: es, train_files: a.tsv, prefix: <a>}
+hub: {repo_id: me/mine}
+"""
+
+
+@pytest.mark.process
+def test_diversify_gives_each_model_its_seed_and_direction(tmp_path) -> None:
+    """With a program in place of Python that prints its arguments: each line is a command, whose recipe is read."""
+    (tmp_path / "a.tsv").write_text("en\tes\none\tuno\ntwo\tdos\none\tun\n", encoding="utf-8")
+    (tmp_path / "words.py").write_text("import json, sys\nprint(json.dumps(sys.argv[3:]))\n")
+    recipe, variables = write_recipe(tmp_path, DIVERSIFIED), {"LAUNCHER": "python words.py", "MODELS": "2"}
+    done = diversify([recipe, "out"], tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    texts = [(tmp_path / "out.diversified" / f"text.{language}").read_text("utf-8") for language in ("en", "es")]
+    assert texts == ["one\ntwo\n", "uno\ndos\nun\n"]
+    *lines, (_, *last) = (json.loads(line) for line in done.stdout.splitlines())
+    assert [verb for verb, *_ in lines] == ["train", "backtranslate"] * 4
+    steps = [load_recipe(words) for _, *words in lines]
+    english, spanish = [["en", "es"]], [["es", "en"]]
+    names = ["forward.1", "forward.2", "backward.1", "backward.2"]
+    outputs = [f"out.diversified/{name}.tsv" for name in names]
+    assert [Path(each.run_dir).name for each in steps[::2]] == names
+    assert [each.seed for each in steps] == [5, 5, 6, 6] * 2
+    assert [each.language_pairs for each in steps[::2]] == [english, english, spanish, spanish]
+    assert {each.hub.repo_id for each in steps} == {None}
+    # A model that writes Spanish makes the sources of the other direction.
+    assert [each.language_pairs for each in steps[1::2]] == [spanish, spanish, english, english]
+    assert [Path(str(each.backtranslation.text)).name for each in steps[1::2]] == ["text.en"] * 2 + ["text.es"] * 2
+    assert [each.backtranslation.output for each in steps[1::2]] == outputs
+    final = load_recipe(last)
+    assert (final.run_dir, final.seed, final.hub.repo_id, final.language_pairs) == ("out", 5, "me/mine", english)
+    assert [(part.train_files, part.prefix) for part in final.more_data] == [(output, "<a>") for output in outputs]
+    # Models of one direction may start from a model.
+    start = ["--initialize.from=user/model", "--initialize.revision=v2"]
+    done = diversify([recipe, "out", *start], tmp_path, **variables, DIRECTIONS="forward")
+    lines = [json.loads(line)[1:] for line in done.stdout.splitlines()]
+    assert [load_recipe(words).initialize.from_ for words in lines] == ["user/model"] * 5
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_diversify_trains_on_the_translations_of_both_directions_and_once(tmp_path) -> None:
+    recipe, *options = tiny_recipe(tmp_path, scored=True, max_steps=40, schedule="constant", peak_learning_rate=0.01)
+    run, folder = tmp_path / "run", tmp_path / "run.diversified"
+    command, once = [recipe, str(run), *options], {"MODELS": "1", "NUM_BEAMS": "1"}
+    done = diversify(command, tmp_path, **once)
+    assert done.returncode == 0, done.stderr
+    names = ["forward.1", "backward.1"]
+    assert [read_recipe(folder / name).language_pairs for name in names] == [[["en", "de"]], [["de", "en"]]]
+    lines = [(folder / f"{name}.tsv").read_text("utf-8").splitlines() for name in names]
+    assert [(rows[0], len(rows)) for rows in lines] == [("de\ten", 101), ("en\tde", 101)]
+    final = read_recipe(run)
+    assert [part.train_files for part in final.more_data] == [str(folder / f"{name}.tsv") for name in names]
+    assert final.language_pairs == [["en", "de"]]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert diversify(command, tmp_path, **once).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
+    other = diversify([*command, "--data.prefix=<a>"], tmp_path, **once)
+    assert other.returncode == 2 and "data.prefix" in other.stderr
