@@ -142,20 +142,6 @@ def test_letters_that_occur_only_in_user_defined_pieces_are_noted(spms, tmp_path
     assert "(X Y) become <unk>" in note
 
 
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_real_text_has_marians_ids_and_decodes_to_itself(multi30k, tmp_path) -> None:
-    text = {side: (multi30k / f"train.{side}").read_text("utf-8").splitlines()[:6000] for side in ("en", "de")}
-    spms = {"source": train_spm(text["en"][:3000], vocab_size=2000)}
-    marian_folder(tmp_path, spms | {"target": train_spm(text["de"][:3000], vocab_size=2000)})
-    theirs, ours = both_tokenizers(tmp_path)
-    for lines in (text["en"][3000:], text["de"][3000:4000]):
-        assert ours(lines)["input_ids"] == theirs(lines)["input_ids"]
-    ids = [theirs(text_target=line)["input_ids"] for line in text["de"][3000:4000]]
-    expected = theirs.batch_decode(ids, skip_special_tokens=True)
-    assert ours.batch_decode(ids, skip_special_tokens=True) == expected
-
-
 # ---- Joint vocabularies ------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hf_vaswani.conversion import ctranslate2, fairseq, marian, marian_npz, onnx
-from hf_vaswani.conversion.protocol import Foreign, check_quantization, model_type
+from hf_vaswani.conversion.protocol import check_quantization, model_type
 
 
 def test_the_model_type_is_that_of_config_json(tmp_path) -> None:
@@ -41,8 +41,3 @@ def test_targets_without_number_formats_write_nothing_if_given_one(target, tmp_p
 def test_no_source_recognizes_other_paths(source, tmp_path) -> None:
     (tmp_path / "text").write_text("text")
     assert not any(map(source.recognize, (tmp_path, tmp_path / "text", tmp_path / "none")))
-
-
-def test_foreign_models_do_not_share_their_notes() -> None:
-    Foreign("first").notes.append("a note")
-    assert Foreign("second").notes == []

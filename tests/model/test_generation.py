@@ -799,6 +799,8 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
         ("length_penalty", -math.inf, "a finite number"),
         ("repetition_penalty", math.nan, "a finite number"),
         ("num_beams", 0, "a whole number of at least 1"),
+        ("num_return_sequences", 0, "a whole number of at least 1"),
+        ("max_length", "x", "a whole number of at least 1"),
         ("max_new_tokens", 1.5, "a whole number of at least 1"),
         ("max_length_ofset", 1, None),
     ],

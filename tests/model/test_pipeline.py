@@ -13,8 +13,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +40,6 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_language_tags
-from hf_vaswani.model.sentences_vaswani import LOCK
 from hf_vaswani.removed_tasks import restore_tasks
 
 from ..conftest import SEED, dear
@@ -1037,26 +1034,6 @@ def test_workers_start_while_threads_translate(translator: Any) -> None:
         for _ in range(3):
             assert list(translator(Sentences(), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
         assert all(call.result() == translation(*GERMAN) for call in calls)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
-def test_a_forked_process_can_tokenize(translator: Any) -> None:
-    held = threading.Event()
-
-    def hold() -> None:
-        with LOCK:
-            held.set()
-            time.sleep(0.5)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    process = multiprocessing.get_context("fork").Process(target=translator.preprocess, args=("cat",))
-    process.start()
-    process.join(60)
-    process.kill()
-    thread.join()
-    assert process.exitcode == 0
 
 
 def test_two_pipelines_share_a_model(model: Any) -> None:
