@@ -233,21 +233,52 @@ def contents(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in kept(folder).iterdir()}
 
 
-def test_a_model_is_converted_once(tmp_path, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+def test_a_model_is_converted_and_compared_once(tmp_path, monkeypatch, caplog) -> None:
+    folder, sentences, compared = saved(tmp_path / "model"), random_sentences(5), []
+    largest_difference = conversion.largest_difference
+    monkeypatch.setattr(
+        conversion, "largest_difference", lambda *each: compared.append(each) or largest_difference(*each)
+    )
     with caplog.at_level(logging.INFO, "hf_vaswani"):
         first, before = translated(folder, sentences, "ctranslate2"), contents(folder)
         assert translated(folder, sentences, "ctranslate2") == first and contents(folder) == before
     assert "converted anew" not in caplog.text and caplog.text.count("Converted for CTranslate2 in ") == 1
+    assert len(compared) == 1
 
 
-def test_a_changed_model_is_converted_anew(tmp_path, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences()
-    translated(folder, sentences, "ctranslate2")
-    saved(folder, seed=1)
-    expected = translated(folder, sentences, "torch")
-    assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
-    assert caplog.text.count("is converted anew, because the model has changed") == 1
+def test_what_has_changed_is_converted_anew(tmp_path, caplog) -> None:
+    folder = saved(tmp_path / "model")
+    model, tokenizer = load_translator(folder)
+
+    def converted(version: str = "1") -> None:
+        loaded = Loaded(model, tokenizer, folder)
+        cached_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))
+
+    def not_compared() -> None:
+        record = kept(folder, "some") / "engine.json"
+        content = {name: value for name, value in read_json(record).items() if name != "compared"}
+        record.write_text(json.dumps(content))
+
+    converted()
+    for change, reason in (
+        (lambda: None, None),
+        (lambda: saved(folder, seed=1), "the model has changed"),
+        (lambda: tokenizer.add_tokens(["more"]), "it was written for another tokenizer"),
+        (
+            lambda: setattr(model.generation_config, "decoder_start_token_id", 9),
+            "it was written for other tokens at the start and end",
+        ),
+        (not_compared, "it was not compared with the model"),
+    ):
+        caplog.clear()
+        change()
+        converted()
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
+            [f"{kept(folder, 'some')} is converted anew, because {reason}."] if reason else []
+        )
+    converted("2")
+    assert "because it was written for version 1 of the library, not 2" in caplog.text
+    assert (kept(folder, "some") / "file").read_text() == "2"
 
 
 @pytest.mark.parametrize("file", ["model.bin", "engine.json", "config.json", "."])
@@ -264,26 +295,14 @@ def test_a_damaged_conversion_is_written_anew(tmp_path, caplog, file) -> None:
     assert caplog.text.count("is converted anew, because") == 1 and str(path) in caplog.text
 
 
-def test_another_version_of_the_library_converts_anew(tmp_path, caplog) -> None:
-    folder = saved(tmp_path / "model")
-    loaded = Loaded(*load_translator(folder), folder)
-    for version in ("1", "1", "2"):
-        cached_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))  # noqa: B023 - called at once
-    assert (kept(folder, "some") / "file").read_text() == "2"
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1 and "written for version 1 of the library, not 2" in warnings[0]
-
-
-def test_another_tokenizer_converts_anew(tmp_path, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
-    first = translated(folder, sentences, "ctranslate2")
+def test_a_model_with_another_tokenizer_and_start_translates_as_torch(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 1}), random_sentences(20)
+    translated(folder, sentences, "ctranslate2")
     model, tokenizer = load_translator(folder)
     tokenizer.add_tokens(["more"])
-    settings = {"tokenizer": tokenizer, "num_beams": 1}
-    ours, theirs = (VaswaniTranslationPipeline(model, engine=name, **settings) for name in ("torch", "ctranslate2"))
-    assert ours(sentences) == theirs(sentences)
-    assert caplog.text.count("is converted anew, because it was written for another tokenizer") == 1
-    assert translated(folder, sentences, "ctranslate2") == first
+    model.generation_config.decoder_start_token_id = 9
+    ours, theirs = (VaswaniTranslationPipeline(model, tokenizer, engine=name) for name in ("torch", "ctranslate2"))
+    assert sum(one == two for one, two in zip(ours(sentences), theirs(sentences), strict=True)) >= 19
 
 
 def test_without_a_cache_it_is_an_error_or_torch(tmp_path, monkeypatch, caplog) -> None:
@@ -390,36 +409,6 @@ def test_an_engine_that_computes_something_else_is_refused(tmp_path, monkeypatch
     with caplog.at_level(logging.INFO, "hf_vaswani"):
         assert translator(folder, engine="auto").engine is None
     assert f"Engine: torch. CTranslate2 {words}" in caplog.text
-
-
-def test_what_was_kept_is_not_compared_again(tmp_path, monkeypatch, caplog) -> None:
-    folder, compared = saved(tmp_path / "model"), []
-    largest_difference = conversion.largest_difference
-    monkeypatch.setattr(
-        conversion, "largest_difference", lambda *each: compared.append(each) or largest_difference(*each)
-    )
-    for _ in range(2):
-        translated(folder, random_sentences(2), "ctranslate2")
-    assert len(compared) == 1
-    # A record without the verdict is one of an earlier version.
-    record = kept(folder) / "engine.json"
-    content = {name: value for name, value in read_json(record).items() if name != "compared"}
-    record.write_text(json.dumps(content))
-    translated(folder, random_sentences(2), "ctranslate2")
-    assert len(compared) == 2 and "is converted anew, because it was not compared with the model" in caplog.text
-
-
-def test_other_tokens_at_the_start_convert_anew(tmp_path) -> None:
-    folder, sentences = saved(tmp_path / "model", {"num_beams": 1}), random_sentences(20)
-    translated(folder, sentences, "ctranslate2")
-    model, tokenizer = load_translator(folder)
-    model.generation_config.decoder_start_token_id = 9
-    settings = {"tokenizer": tokenizer}
-    ours, theirs = (VaswaniTranslationPipeline(model, engine=name, **settings) for name in ("torch", "ctranslate2"))
-    expected, found = ours(sentences), theirs(sentences)
-    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= 19
-    with pytest.raises(ValueError, match="CTranslate2 cannot translate with decoder_start_token_id=1"):
-        theirs(sentences, decoder_start_token_id=1)
 
 
 # ---- Devices

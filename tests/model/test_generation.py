@@ -114,17 +114,6 @@ class Language(LogitsProcessor):
         return search(model, {"input_ids": torch.tensor([[EOS]])}, logits_processor=[self], **settings)
 
 
-class Script(Language):
-    """Has given probabilities after some prefixes, and uniform ones after all others."""
-
-    def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
-        self.probabilities, self.vocab_size = probabilities, 8
-
-    def rows(self, prefixes: list[list[int]]) -> Rows:
-        tables = [self.probabilities.get(tuple(prefix), {}) for prefix in prefixes]
-        return [[math.log(table.get(token, 1e-9 if table else 1 / 8)) for token in range(8)] for table in tables]
-
-
 @torch.no_grad()
 def rows_of(model: VaswaniForConditionalGeneration, source: torch.Tensor) -> Callable[[list[list[int]]], Rows]:
     def rows(prefixes: list[list[int]]) -> Rows:
@@ -235,30 +224,6 @@ def test_every_rule_changes_translations(other) -> None:
     assert any(usual[0][1] != changed[0][1] for usual, changed in pairs)
 
 
-def test_every_candidate_may_finish_by_hand() -> None:
-    """With two beams `</s>` is the third candidate: its score is -1.39, and that of all later ones below -2."""
-    script = Script({(): {3: 0.40, 4: 0.35, EOS: 0.25}})
-    assert_same(script.search(num_beams=2), [(math.log(0.25), [EOS])])
-    [(score, tokens)] = script.search(num_beams=2, finish_candidates="top")
-    assert tokens[0] == 3
-    assert score < -2
-
-
-def test_looking_ahead_by_hand() -> None:
-    """`4 4 ... </s>` is unlikely at first and certain afterwards: only a search that looks ahead waits for it."""
-    path = {(4,) * n: {4: 1.0} for n in range(1, 9)} | {(4,) * 9: {EOS: 1.0}}
-    script = Script({(): {3: 0.55, EOS: 0.30, 4: 0.15}, (3,): {EOS: 0.97, 5: 0.03}} | path)
-    short = math.log(0.55 * 0.97) / (7 / 6) ** 2
-    long = math.log(0.15) / (15 / 6) ** 2
-    assert long > short
-    assert_same(script.search(num_beams=2, length_penalty=2.0), [(long, [4] * 9 + [EOS])])
-    for stop in (False, True):
-        assert_same(script.search(num_beams=2, length_penalty=2.0, early_stopping=stop), [(short, [3, EOS])])
-    # With at most 2 tokens there is nothing to wait for.
-    few = script.search(num_beams=2, length_penalty=2.0, max_length_offset=1)
-    assert_same(few, [(short, [3, EOS])])
-
-
 def test_missing_beams_do_not_finish() -> None:
     """At first only one beam has a hypothesis; if few tokens are allowed, the others must not become results."""
     allowed = {(): [3], (3,): [EOS, 4], (3, 4): [EOS]}
@@ -295,17 +260,6 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
     assert set(bests) == {True, False} or alpha < 0
 
 
-def test_one_beam_is_greedy_whatever_the_penalty() -> None:
-    for seed in range(5):
-        model, inputs = tiny_model(seed), a_batch(4)
-        tokens: list[int] = []
-        while len(tokens) < 54 and EOS not in tokens:
-            row = rows_of(model, inputs["input_ids"])([tokens])[0]
-            tokens.append(row.index(max(row)))
-        for settings in ({}, {"length_penalty_type": "power", "finish_candidates": "top"}):
-            assert model.generate(**inputs, **settings).tolist() == [[BOS, *tokens]]
-
-
 @pytest.mark.parametrize("stop", [False, True, "never"])
 def test_transformers_rules_give_what_transformers_gives(stop) -> None:
     hooks = ("_beam_search", "_update_finished_beams", "_check_early_stop_heuristic")
@@ -318,18 +272,6 @@ def test_transformers_rules_give_what_transformers_gives(stop) -> None:
         model.__class__ = plain
         # transformers returns scores of hypotheses only together with those of each step.
         assert_same(found, search(model, inputs, **settings, output_scores=True))
-
-
-def test_scores_are_log_probabilities_over_the_penalty() -> None:
-    for kind in ("gnmt", "power"):
-        settings = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.7, "length_penalty_type": kind}
-        model = tiny_model(3, eos=0.0)
-        output = model.generate(**a_batch(4, 2), **settings, return_dict_in_generate=True, output_scores=True)
-        steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
-        lengths = (output.beam_indices >= 0).sum(dim=1)
-        assert len(set(lengths.tolist())) > 1
-        expected = [s.sum().item() / penalty(n, 0.7, kind) for s, n in zip(steps, lengths.tolist(), strict=True)]
-        assert output.sequences_scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_length_does_not_count_the_decoders_prompt() -> None:
