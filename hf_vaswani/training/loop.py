@@ -143,16 +143,14 @@ def check_recipe(recipe: Recipe) -> Recipe:
 
 
 def check_packages(recipe: Recipe) -> None:
-    """Raises an `ImportError` if a package is missing that the recipe needs, or a `ValueError` of [`check_metric`]."""
+    """
+    Raises an `ImportError` if a package is missing that the recipe needs, or a `ValueError` if the metrics cannot be
+    computed as it asks.
+    """
     if recipe.task not in MEASURED_TASKS:
-        check_metric(recipe)
+        score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     if recipe.training.adapter is not None:
         check_peft()
-
-
-def check_metric(recipe: Recipe) -> None:
-    """Raises a `ValueError` or an `ImportError` if the metrics cannot be computed as the recipe asks for."""
-    score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
 
 
 def _precision_of_auto(recipe: Recipe, device: torch.device) -> str:
