@@ -126,13 +126,14 @@ def train_recipe(recipe: "Recipe") -> "Result | None":
         return None
     _print_result(result)
     if recipe.hub.repo_id is not None:
-        from ..hub.publishing import push_checkpoint, push_waiting
+        from ..hub.publishing import push_checkpoint, push_waiting, read_candidate
         from ..training.comparison import judge
 
         sys.stdout.flush()
         push_waiting(Path(recipe.run_dir), recipe.hub)
         run_dir, model = Path(recipe.run_dir), Path(str(result.model))
-        address = push_checkpoint(run_dir, model, recipe.hub, judge(run_dir, model, recipe.hub))
+        candidate = read_candidate(run_dir, model, recipe.hub)
+        address = push_checkpoint(candidate, judge(candidate))
         sys.stdout.write(f"Published {address}\n")
     return result
 
@@ -240,7 +241,7 @@ def _push(options: argparse.Namespace) -> None:
     if hub.min_score is not None and not 0 <= hub.min_score <= 1:
         raise ValueError(f"--min-score must be from 0 to 1, but it is {hub.min_score}.")
     check_minima(recipe, "--min-bleu", "--min-score")
-    from ..hub.publishing import push_checkpoint
+    from ..hub.publishing import push_checkpoint, read_candidate
     from ..hub.space import check_space, push_space
     from ..training.comparison import judge
 
@@ -249,7 +250,8 @@ def _push(options: argparse.Namespace) -> None:
     if options.space is not None:
         # Before anything is published.
         check_space(folder)
-    address = push_checkpoint(options.run_dir, folder, hub, judge(options.run_dir, folder, hub))
+    candidate = read_candidate(options.run_dir, folder, hub, recipe)
+    address = push_checkpoint(candidate, judge(candidate))
     sys.stdout.write(f"Published {address}\n")
     if options.space is not None:
         demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1])

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import (
@@ -56,7 +56,7 @@ from .gate import check_not_worse
 logger = logging.getLogger(__name__)
 
 # Timeout in seconds of the Hub's client, which has none by default.
-ANSWER_SECONDS = 120
+HUB_TIMEOUT = 120
 # Folder of checkpoints that wait to be published.
 UNPUBLISHED = "unpublished"
 # Their comparison with the model that they must not be worse than.
@@ -75,6 +75,42 @@ class PublishingError(OSError):
 
 
 # ---- Score -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """
+    A model or a checkpoint whose score is high enough for publishing.
+
+    Attributes:
+        run_dir (`Path`), folder (`Path`): the run folder, and its `model` or one of its checkpoints.
+        hub ([`HubRecipe`]): destination, minimum BLEU or score, and the model that this one must not be worse than.
+        recipe ([`Recipe`]): that of the run.
+        scored ([`Result`] or [`Validation`]): test of the model, or validation of the checkpoint.
+    """
+
+    run_dir: Path
+    folder: Path
+    hub: HubRecipe
+    recipe: Recipe
+    scored: Scored
+
+
+def read_candidate(run_dir: Path, folder: Path, hub: HubRecipe, recipe: Recipe | None = None) -> Candidate:
+    """
+    Reads what decides whether a model or a checkpoint may be published, and what its card says.
+
+    Args:
+        run_dir (`Path`), folder (`Path`), hub ([`HubRecipe`]): as in [`Candidate`].
+        recipe ([`Recipe`], *optional*): that of the run, if it has been read.
+
+    Raises:
+        ValueError: the score is missing or too low, or a record is damaged.
+    """
+    scored = read_score(run_dir, folder)
+    recipe = recipe or load_recipe([str(run_dir / RECIPE)])
+    check_score(folder, scored, hub, recipe)
+    return Candidate(run_dir, folder, hub, recipe, scored)
 
 
 def read_score(run_dir: Path, folder: Path) -> Scored:
@@ -158,28 +194,26 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
 # ---- Commit ------------------------------------------------------------------------------------------------------
 
 
-def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdict | None = None) -> str:
+def push_checkpoint(candidate: Candidate, verdict: Verdict | None = None) -> str:
     """
     Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, card, shortlist, if
     there is one, and the code of this version of the package.
 
     Args:
-        run_dir (`Path`): the run folder.
-        folder (`Path`): its `model`, or one of its checkpoints.
-        hub ([`HubRecipe`]): destination, minimum BLEU or score, and the model that this one must not be worse than.
-        verdict ([`Verdict`], *optional*): the comparison with that model. Without it, nothing is published if
-            `not_worse_than` is set.
+        candidate ([`Candidate`]): the model, with its score.
+        verdict ([`Verdict`], *optional*): the comparison with the model of `not_worse_than`. Without it, nothing is
+            published if that is set.
 
     Returns:
         `str`: URL of the commit; without changes, that of the last commit.
 
     Raises:
-        ValueError: the score is missing or too low, the model is significantly worse than the other one or was not
-            compared with it, or a file differs from the one that was scored.
+        ValueError: the model is significantly worse than the other one or was not compared with it, or a file differs
+            from the one that was scored.
         PublishingError: the Hub refused, or could not be reached.
     """
-    scored, recipe = read_score(run_dir, folder), load_recipe([str(run_dir / RECIPE)])
-    check_score(folder, scored, hub, recipe)
+    run_dir, folder, hub = candidate.run_dir, candidate.folder, candidate.hub
+    recipe, scored = candidate.recipe, candidate.scored
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
     measure, value = main_score(recipe, scored)
@@ -325,7 +359,7 @@ def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes
 def publishing_errors(what: Path | str, repo_id: str, revision: str) -> Iterator[None]:
     """Turns every error of the Hub's client into a [`PublishingError`] that says what to do."""
     client = get_session()
-    before, client.timeout = client.timeout, ANSWER_SECONDS
+    before, client.timeout = client.timeout, HUB_TIMEOUT
     try:
         yield
     except PublishingError:
@@ -395,9 +429,8 @@ def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     if not waiting:
         return
     try:
-        logger.info(
-            f"Published {waiting[-1].name}: {push_checkpoint(run_dir, waiting[-1], hub, _kept_verdict(waiting[-1]))}"
-        )
+        address = push_checkpoint(read_candidate(run_dir, waiting[-1], hub), _kept_verdict(waiting[-1]))
+        logger.info(f"Published {waiting[-1].name}: {address}")
     except ValueError as error:
         logger.warning(str(error))
     for folder in waiting:
@@ -444,8 +477,7 @@ class Publisher:
     def offer(self, checkpoint: Path, verdict: Verdict | None) -> None:
         """Publishes a checkpoint in the background, if its score is high enough and it is not worse than it may be."""
         try:
-            scored = read_score(self.run_dir, checkpoint)
-            check_score(checkpoint, scored, self.hub, load_recipe([str(self.run_dir / RECIPE)]))
+            scored = read_candidate(self.run_dir, checkpoint, self.hub).scored
             check_not_worse(checkpoint, self.hub.not_worse_than, verdict)
             self._keep(checkpoint, [*(scored.files or {}), PROGRESS], verdict)
         except (ValueError, OSError) as error:

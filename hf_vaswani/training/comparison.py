@@ -10,7 +10,7 @@ import torch
 from ..averaging import load_stored, load_weights
 from ..data.sources import EvaluationText, PairData, evaluation_texts
 from ..hub.gate import compare_sets
-from ..hub.publishing import Publisher, check_score, last_push, read_score
+from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import score
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
@@ -22,7 +22,6 @@ from ..run_folder import (
     TRANSLATIONS,
     checkpoint_folder,
     find_resume,
-    read_recipe,
     read_translations,
 )
 from ..translation.baseline import Baseline
@@ -153,29 +152,26 @@ def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -
 # ---- Afterwards --------------------------------------------------------------------------------------------------
 
 
-def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
+def judge(candidate: Candidate) -> Verdict | None:
     """
     Compares a model or a checkpoint of a run with the one of `hub.not_worse_than`, on the test sets of the run's
     recipe. Translations that the run has kept are used again.
 
     Args:
-        run_dir (`Path`): the run folder.
-        folder (`Path`): its `model`, or one of its checkpoints.
-        hub ([`HubRecipe`]): names the other model.
+        candidate ([`Candidate`]): the model, whose `hub` names the other one.
 
     Returns:
         [`Verdict`], or `None` without `hub.not_worse_than`.
 
     Raises:
-        ValueError: there is no score, or it is too low; a model cannot be loaded; or the test text cannot be read, or
-            is no longer the one that the model was scored on.
+        ValueError: a model cannot be loaded; or the test text cannot be read, or is no longer the one that the model
+            was scored on.
         PublishingError: the Hub refused, or could not be reached.
     """
+    run_dir, folder, hub = candidate.run_dir, candidate.folder, candidate.hub
+    recipe, scored = candidate.recipe, candidate.scored
     if hub.not_worse_than is None:
         return None
-    # Checks without translation come first.
-    scored, recipe = read_score(run_dir, folder), read_recipe(run_dir)
-    check_score(folder, scored, hub, recipe)
     name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})
     if name is None:
         return verdict

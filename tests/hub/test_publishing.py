@@ -278,7 +278,8 @@ def test_the_model_on_the_hub_is_compared(hub, run, tiny_run, push, monkeypatch,
 
 def test_without_a_comparison_nothing_passes_the_gate(hub, run) -> None:
     with pytest.raises(ValueError, match="it was not compared with last_push"):
-        publishing.push_checkpoint(run, run / "model", HubRecipe(repo_id="alice/m", not_worse_than="last_push"))
+        than = HubRecipe(repo_id="alice/m", not_worse_than="last_push")
+        publishing.push_checkpoint(publishing.read_candidate(run, run / "model", than))
     assert hub.log == []
 
 
@@ -592,7 +593,7 @@ def test_a_language_model_has_no_bleu_to_ask_for(hub, push, text_run, options, w
 def test_a_minimum_is_never_compared_with_another_measure(text_run) -> None:
     run = text_run("causal_lm")
     with pytest.raises(ValueError, match="hub.min_score does not apply to training.best_by 'loss'"):
-        publishing.push_checkpoint(run, run / "model", HubRecipe(repo_id="alice/m", min_score=0.5))
+        publishing.read_candidate(run, run / "model", HubRecipe(repo_id="alice/m", min_score=0.5))
 
 
 # ---- Failures ----------------------------------------------------------------------------------------------------
@@ -933,7 +934,7 @@ def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path, mo
 
 @pytest.mark.slow
 def test_a_hub_that_never_answers_times_out(hub, push, monkeypatch) -> None:
-    monkeypatch.setattr(publishing, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(publishing, "HUB_TIMEOUT", 0.5)
     hub.fault(*COMMIT, delay=20, times=None)
     began = time.monotonic()
     code, said = push()

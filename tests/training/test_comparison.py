@@ -10,6 +10,7 @@ import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.cli import main
+from hf_vaswani.hub.publishing import read_candidate
 from hf_vaswani.metrics import score
 from hf_vaswani.recipe import HubRecipe
 from hf_vaswani.recipe_file import load_recipe
@@ -101,16 +102,16 @@ def hub(**settings: Any) -> HubRecipe:
 
 def test_kept_translations_are_compared_again(run, monkeypatch) -> None:
     monkeypatch.setattr("hf_vaswani.training.comparison.Baseline", None)
-    verdict = judge(run, run / "model", hub(not_worse_than="start"))
+    verdict = judge(read_candidate(run, run / "model", hub(not_worse_than="start")))
     assert verdict.than == "start" and verdict.sets == read_result(run).before
-    assert judge(run, run / "model", hub()) is None
+    assert judge(read_candidate(run, run / "model", hub())) is None
 
 
 def test_lost_translations_are_made_again(run) -> None:
-    before = judge(run, run / "model", hub(not_worse_than="start"))
+    before = judge(read_candidate(run, run / "model", hub(not_worse_than="start")))
     for path in (*run.glob("start_translations*"), *run.glob("test_translations*")):
         path.unlink()
-    again = judge(run, run / "model", hub(not_worse_than="start"))
+    again = judge(read_candidate(run, run / "model", hub(not_worse_than="start")))
     assert again == before
 
 
@@ -118,13 +119,13 @@ def test_a_start_that_was_changed_is_not_compared_with(run) -> None:
     weights = run / "start" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
     with pytest.raises(ValueError, match="start/model.safetensors was changed or damaged"):
-        judge(run, run / "model", hub(not_worse_than="start"))
+        judge(read_candidate(run, run / "model", hub(not_worse_than="start")))
 
 
 def test_another_model_is_compared_on_every_test_set(run, tiny_run) -> None:
     # The folder of a run stands for its model.
     for folder in (tiny_run / "model", tiny_run):
-        verdict = judge(run, run / "model", hub(not_worse_than=str(folder)))
+        verdict = judge(read_candidate(run, run / "model", hub(not_worse_than=str(folder))))
         assert verdict.than == str(folder) and verdict.sets == read_result(run).before
 
 
@@ -138,12 +139,12 @@ def test_a_run_without_a_test_set_has_nothing_to_compare(run, tiny_run) -> None:
     del progress["recipe"]
     (run / "checkpoint-8" / "progress.json").write_text(json.dumps(progress))
     with pytest.raises(ValueError, match="models are compared on test sets, but its recipe has none"):
-        judge(run, run / "checkpoint-8", hub(not_worse_than=str(tiny_run)))
+        judge(read_candidate(run, run / "checkpoint-8", hub(not_worse_than=str(tiny_run))))
 
 
 def test_a_checkpoint_is_compared_by_its_own_translations(run) -> None:
     than = hub(not_worse_than="start")
-    verdict = judge(run, run / "checkpoint-8", than)
+    verdict = judge(read_candidate(run, run / "checkpoint-8", than))
     model = AutoModelForSeq2SeqLM.from_pretrained(run / "checkpoint-8")
     tokenizer = AutoTokenizer.from_pretrained(run / "checkpoint-8")
     recipe = load_recipe([str(run / "recipe.yaml")])
@@ -159,21 +160,20 @@ def test_changed_text_is_refused(run, compared_run) -> None:
         for path, text in zip(files, before, strict=True):
             path.write_text(text + "one more\n", encoding="utf-8")
         with pytest.raises(ValueError, match="test set short is no longer the one that the model was scored on"):
-            judge(run, run / "model", hub(not_worse_than="start"))
+            judge(read_candidate(run, run / "model", hub(not_worse_than="start")))
     finally:
         for path, text in zip(files, before, strict=True):
             path.write_text(text, encoding="utf-8")
 
 
-def test_a_score_that_is_too_low_needs_no_comparison(run, monkeypatch) -> None:
-    monkeypatch.setattr("hf_vaswani.training.comparison.Baseline", None)
+def test_a_score_that_is_too_low_needs_no_comparison(run) -> None:
     with pytest.raises(ValueError, match="hub.min_bleu is 100.00"):
-        judge(run, run / "model", hub(not_worse_than="alice/other", min_bleu=100))
+        judge(read_candidate(run, run / "model", hub(not_worse_than="alice/other", min_bleu=100)))
 
 
 def test_a_start_that_was_not_kept_is_named(tiny_run) -> None:
     with pytest.raises(ValueError, match="has not kept the model that it started from"):
-        judge(tiny_run, tiny_run / "model", hub(not_worse_than="start"))
+        judge(read_candidate(tiny_run, tiny_run / "model", hub(not_worse_than="start")))
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_before_the_training(tmp_path, capsys) -> None:
