@@ -19,7 +19,7 @@ import json
 import sys
 from pathlib import Path
 
-from hf_vaswani.data.sources import read_training_source
+from hf_vaswani.data.sources import PairData
 from hf_vaswani.files import atomic_lines, tsv_cell
 from hf_vaswani.recipe_file import load_recipe
 
@@ -27,7 +27,7 @@ recipe = load_recipe(sys.argv[2:])
 if len(recipe.language_pairs) > 1:
     sys.exit(f"diversify.sh needs sources of one direction, but the recipe has {recipe.language_pairs}.")
 languages = dict(zip(("source", "target"), recipe.language_pairs[0]))
-texts = [read_training_source(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
+texts = [PairData().read_training(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
 for side, language in languages.items():
     lines = (tsv_cell(row[side]).strip() for text in texts for row in text)
     with atomic_lines(Path(sys.argv[1], f"text.{language}")) as file:
