@@ -1,24 +1,146 @@
-"""Blocks of encoded text, and the rows that an objective makes of them anew in each epoch."""
+"""Running text as ids: its lines, the blocks of lines that a model reads at once, and the rows made of blocks."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from .encoding import EncodedRows, id_lists, list_lengths
 from .objectives import BlockText, Objective, as_table
-from .texts import Block, blocks_of, document_numbers, plain_tokenizer
-from .windows import AT_ONCE, Window, WindowText
+from .tokenizer import backend
+from .windows import ENCODE_BATCH, Window, WindowText
 
 try:
+    import datasets
     from datasets import Dataset
+    from datasets.fingerprint import Hasher
 except ImportError as error:
     raise ImportError(f"Encoding training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+
+ENCODED_LINES = datasets.Features(
+    {"ids": datasets.List(datasets.Value("int32")), "document": datasets.Value("string")}
+)
+
+
+class Block(NamedTuple):
+    """
+    Lines that a model reads at once, or a part of a line that is too long.
+
+    Attributes:
+        first (`int`), last (`int`): numbers of the first line, and of the line behind the last one.
+        start (`int`), end (`int`): places of the block's tokens among those of its lines.
+    """
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def encode_lines(texts: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None) -> Dataset:
+    """
+    Encodes lines as ids. The result is cached on disk under the fingerprints of the text and the tokenizer.
+
+    Args:
+        texts (`Dataset`): columns `text` and `document`.
+        tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer.
+        num_proc (`int`, *optional*): number of processes; by default one, with the tokenizer's threads.
+
+    Returns:
+        `Dataset` with the columns `ids`, without special tokens at the ends of a line, and `document`.
+
+    Raises:
+        OSError: the cache cannot be written.
+        ValueError: a line has an unpaired UTF-16 surrogate.
+    """
+    plain = plain_tokenizer(tokenizer)
+
+    def encode(rows: pa.Table) -> pa.Table:
+        # Another process receives the tokenizer without it.
+        plain.encode_special_tokens = True
+        ids = id_lists(rows["text"].to_pylist(), plain, add_special_tokens=False)
+        return pa.table({"ids": ids, "document": rows["document"].cast(pa.string())})
+
+    return (
+        texts.with_format("arrow")
+        .map(
+            encode,
+            batched=True,
+            remove_columns=texts.column_names,
+            features=ENCODED_LINES,
+            num_proc=num_proc,
+            # Using a fast tokenizer changes its pickle, with which `datasets` would not find the cache again.
+            new_fingerprint=Hasher.hash([texts._fingerprint, plain.to_str()]),
+            desc="Encoding",
+        )
+        .with_format(None)
+    )
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Returns a tokenizer of the library `tokenizers` that finds no special tokens in a text: a "</s>" is text."""
+    plain = Tokenizer.from_str(backend(tokenizer, False).to_str())
+    plain.encode_special_tokens = True
+    return plain
+
+
+def document_numbers(names: pa.ChunkedArray) -> np.ndarray:
+    """Numbers documents in the order of their lines, of shape `(lines,)`: a new one begins where the name changes."""
+    if len(names) == 0:
+        return np.empty(0, dtype=np.int64)
+    changes = pa.compute.not_equal(names[1:], names[:-1]).to_numpy()
+    return np.concatenate([[0], np.cumsum(changes)])
+
+
+def blocks_of(
+    lengths: np.ndarray, documents: np.ndarray, longest: int, extra: int = 0, is_packed: bool = False
+) -> list[Block]:
+    """
+    Cuts running text into blocks: as many lines of one document as fit.
+
+    Args:
+        lengths (`np.ndarray` of shape `(lines,)`): tokens of each line.
+        documents (`np.ndarray` of shape `(lines,)`): document of each line.
+        longest (`int`): most tokens of a block. A longer line makes several blocks of its own.
+        extra (`int`): tokens that a document in a block costs besides its lines, such as `<s>` and `</s>`.
+        is_packed (`bool`): whether a block goes on with the next document.
+
+    Returns:
+        `list[Block]`: in the order of the text; every token is in one of them.
+    """
+    blocks: list[Block] = []
+    room = longest - extra
+    first, used = 0, 0
+    for i, (length, document) in enumerate(zip(lengths.tolist(), documents.tolist(), strict=True)):
+        is_new = i > first and document != documents[i - 1]
+        cost = length + extra * (is_new or i == first)
+        if i > first and (used + cost > longest or length > room or (is_new and not is_packed)):
+            blocks.append(_whole(lengths, first, i))
+            first, used, cost = i, 0, length + extra
+        if length > room:
+            # Parts of about the same length.
+            count = -(-length // room)
+            cuts = [length * part // count for part in range(count + 1)]
+            blocks += [Block(i, i + 1, start, end) for start, end in pairwise(cuts)]
+            first, used = i + 1, 0
+        else:
+            used += cost
+    if first < len(lengths):
+        blocks.append(_whole(lengths, first, len(lengths)))
+    return blocks
+
+
+def _whole(lengths: np.ndarray, first: int, last: int) -> Block:
+    return Block(first, last, 0, int(lengths[first:last].sum()))
 
 
 class EncodedText:
@@ -100,16 +222,16 @@ class BlockEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         self.starts = np.cumsum([1, *map(len, texts)])
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
-        numbers, turns = window.rows
-        return replace(window, rows=window.rows[:, :0]), self.table(numbers, turns)
+        numbers, repetitions = window.rows
+        return replace(window, rows=window.rows[:, :0]), self.table(numbers, repetitions)
 
-    def table(self, numbers: np.ndarray, turns: np.ndarray) -> pa.Table:
+    def table(self, numbers: np.ndarray, repetitions: np.ndarray) -> pa.Table:
         """
         Makes the rows of blocks.
 
         Args:
             numbers (`np.ndarray` of shape `(blocks,)`): numbers of the blocks.
-            turns (`np.ndarray` of shape `(blocks,)`): how often each was taken before.
+            repetitions (`np.ndarray` of shape `(blocks,)`): how often each was taken before.
 
         Returns:
             `pa.Table` with the columns of the objective, and `number`.
@@ -119,11 +241,11 @@ class BlockEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
             self.texts[source][number - self.starts[source]]
             for source, number in zip(sources.tolist(), numbers.tolist(), strict=True)
         ]
-        chances = [
-            random.Random(f"{self.seed} {number} {turn}")
-            for number, turn in zip(numbers.tolist(), turns.tolist(), strict=True)
+        rngs = [
+            random.Random(f"{self.seed} {number} {repetition}")
+            for number, repetition in zip(numbers.tolist(), repetitions.tolist(), strict=True)
         ]
-        return as_table(self.objective.rows(texts, chances), numbers.tolist())
+        return as_table(self.objective.rows(texts, rngs), numbers.tolist())
 
 
 def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
@@ -153,7 +275,7 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         self.longest, self.seed, self.by_line = longest, seed, by_line
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
-        texts, numbers, chances = [], [], []
+        texts, numbers, rngs = [], [], []
         plain = plain_tokenizer(self.tokenizer)
         for i, text in enumerate(window.texts):
             encoded = self._encoded(plain, text)
@@ -162,14 +284,14 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
             for number, block in enumerate(cut.blocks):
                 texts.append(cut[number])
                 numbers.append(text.numbers[block.first])
-                turn = text.turns[block.first]
-                chances.append(random.Random(f"{self.seed} {numbers[-1]} {turn} {block.start}"))
-        table = as_table(self.objective.rows(texts, chances), numbers)
+                repetition = text.repetitions[block.first]
+                rngs.append(random.Random(f"{self.seed} {numbers[-1]} {repetition} {block.start}"))
+        table = as_table(self.objective.rows(texts, rngs), numbers)
         return replace(window, texts=[], pairs=len(texts)), table
 
     @staticmethod
     def _encoded(plain: Tokenizer, text: WindowText) -> Dataset:
         """Encodes the lines of one source, as [`encode_lines`] does."""
-        parts = [text.sources[start : start + AT_ONCE] for start in range(0, len(text.sources), AT_ONCE)]
+        parts = [text.sources[start : start + ENCODE_BATCH] for start in range(0, len(text.sources), ENCODE_BATCH)]
         ids = pa.concat_arrays([id_lists(part, plain, add_special_tokens=False) for part in parts])
         return Dataset(pa.table({"ids": ids, "document": pa.array(text.targets)}), fingerprint="window")

@@ -92,7 +92,7 @@ def encode_rows(
     tokenizer: PreTrainedTokenizerBase,
     front: str | None = None,
     renewal: Renewal | None = None,
-    turns: Sequence[int] = (),
+    repetitions: Sequence[int] = (),
 ) -> pa.Table:
     """
     Encodes pairs in memory.
@@ -102,7 +102,7 @@ def encode_rows(
         numbers (`Sequence[int]`): number of each pair in the text.
         tokenizer ([`PreTrainedTokenizerBase`]), front (`str`, *optional*): as in [`encode_pairs`].
         renewal ([`Renewal`], *optional*): alters the pairs, and skips merges.
-        turns (`Sequence[int]`): how often each pair was taken before; only the renewal needs it.
+        repetitions (`Sequence[int]`): how often each pair was taken before; only the renewal needs it.
 
     Returns:
         `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are skipped.
@@ -112,17 +112,17 @@ def encode_rows(
     """
     filled = [i for i in range(len(sources)) if sources[i].strip() and targets[i].strip()]
     kept, dropout = [(sources[i], targets[i]) for i in filled], None
-    draws: list[random.Random] = []
+    rngs: list[random.Random] = []
     if renewal is not None:
         dropout = renewal.dropout
-        draws = [renewal.draws(int(numbers[i]), int(turns[i])) for i in filled]
-        kept = [renewal.altered(*pair, draw) for pair, draw in zip(kept, draws, strict=True)]
+        rngs = [renewal.rng(int(numbers[i]), int(repetitions[i])) for i in filled]
+        kept = [renewal.altered(*pair, rng) for pair, rng in zip(kept, rngs, strict=True)]
     before = "" if front is None else f"{front} "
     return pa.table(
         {
             "number": pa.array([numbers[i] for i in filled], pa.int64()),
-            "source_ids": id_lists([before + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
-            "target_ids": id_lists([target for _, target in kept], backend(tokenizer, True), dropout, draws),
+            "source_ids": id_lists([before + source for source, _ in kept], backend(tokenizer, False), dropout, rngs),
+            "target_ids": id_lists([target for _, target in kept], backend(tokenizer, True), dropout, rngs),
         }
     )
 
@@ -131,7 +131,7 @@ def id_lists(
     sentences: list[str],
     tokenizer: Tokenizer,
     dropout: BpeDropout | None = None,
-    draws: Sequence[random.Random] = (),
+    rngs: Sequence[random.Random] = (),
     add_special_tokens: bool = True,
 ) -> pa.ListArray:
     """
@@ -140,8 +140,8 @@ def id_lists(
     Args:
         sentences (`list[str]`): the text.
         tokenizer (`tokenizers.Tokenizer`): encodes it.
-        dropout ([`BpeDropout`], *optional*), draws (`Sequence[random.Random]`): skips merges, and the chance of each
-            sentence.
+        dropout ([`BpeDropout`], *optional*), rngs (`Sequence[random.Random]`): skips merges, by the random
+            numbers of each sentence.
         add_special_tokens (`bool`): whether to add the special tokens of a sentence, such as `</s>`.
 
     Returns:
@@ -163,7 +163,7 @@ def id_lists(
     if dropout is None:
         ids = [encoding.ids for encoding in encodings]
     else:
-        ids = [dropout(encoding, draw) for encoding, draw in zip(encodings, draws, strict=True)]
+        ids = [dropout(encoding, rng) for encoding, rng in zip(encodings, rngs, strict=True)]
     return as_lists(ids)
 
 

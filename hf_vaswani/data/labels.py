@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
 from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
+from .blocks import plain_tokenizer
 from .encoding import EncodedRows, as_lists, pair_lengths
 from .objectives import SPACES
 from .reading import load_labelled
 from .sources import EvaluationSet, Source, TaskData, batch_order, longest_input
 from .text_sources import TextSource, text_settings
-from .texts import plain_tokenizer
 from .tokenizer import load_tokenizer, put_special_tokens, train_tokenizer
 
 try:

@@ -1,7 +1,7 @@
 """The noise of pre-training: masked tokens (BERT), corrupted spans (T5), infilled and reordered text (BART, MASS).
 
-Each function takes the ids of a text and a source of chance, and returns new lists; the same chance makes the same
-noise.
+Each function takes the ids of a text and a generator of random numbers, and returns new lists; the same numbers make
+the same noise.
 """
 
 import math
@@ -18,7 +18,7 @@ def masked_tokens(
     rate: float,
     mask: int,
     replacements: Sequence[int],
-    chance: random.Random,
+    rng: random.Random,
     words: Sequence[bool] | None = None,
 ) -> tuple[list[int], list[int]]:
     """
@@ -30,7 +30,7 @@ def masked_tokens(
         rate (`float`): share of the tokens to predict; at least one is.
         mask (`int`): id of `<mask>`.
         replacements (`Sequence[int]`): ids that may replace a token.
-        chance (`random.Random`): source of the choices.
+        rng (`random.Random`): source of the choices.
         words (`Sequence[bool]`, *optional*): whether a word begins at each token. Words are then chosen whole, as long
             as they fit, and each of their tokens is masked, replaced or kept by itself.
 
@@ -39,7 +39,7 @@ def masked_tokens(
     """
     wanted = max(1, round(rate * len(ids)))
     units = [[i] for i in range(len(ids))] if words is None else _whole_words(words)
-    chance.shuffle(units)
+    rng.shuffle(units)
     chosen: list[int] = []
     for unit in units:
         # The first unit is taken at any length: some token must be predicted.
@@ -50,11 +50,11 @@ def masked_tokens(
     inputs, labels = list(ids), [-100] * len(ids)
     for i in sorted(chosen):
         labels[i] = ids[i]
-        draw = chance.random()
+        draw = rng.random()
         if draw < MASKED:
             inputs[i] = mask
         elif draw < MASKED + REPLACED:
-            inputs[i] = chance.choice(replacements)
+            inputs[i] = rng.choice(replacements)
     return inputs, labels
 
 
@@ -69,7 +69,7 @@ def _whole_words(begins: Sequence[bool]) -> list[list[int]]:
 
 
 def corrupted_spans(
-    ids: Sequence[int], rate: float, mean_length: float, sentinels: Sequence[int], chance: random.Random
+    ids: Sequence[int], rate: float, mean_length: float, sentinels: Sequence[int], rng: random.Random
 ) -> tuple[list[int], list[int]]:
     """
     Replaces spans of a text by sentinels, and asks for the spans (Raffel et al., 2019, Section 3.1.4). As in the code
@@ -80,7 +80,7 @@ def corrupted_spans(
         rate (`float`): share of the tokens in spans.
         mean_length (`float`): mean length of the spans.
         sentinels (`Sequence[int]`): ids of `<extra_0>`, `<extra_1>`, ...; one more than there are spans.
-        chance (`random.Random`): source of the choices.
+        rng (`random.Random`): source of the choices.
 
     Returns:
         `list[int]` and `list[int]`: the text with a sentinel in place of each span; and the spans, each behind its
@@ -90,7 +90,7 @@ def corrupted_spans(
         return list(ids), [sentinels[0]]
     noise = min(max(round(rate * len(ids)), 1), len(ids) - 1)
     count = min(max(round(noise / mean_length), 1), noise, len(ids) - noise, len(sentinels) - 1)
-    kept, spans = _parts(len(ids) - noise, count, chance), _parts(noise, count, chance)
+    kept, spans = _parts(len(ids) - noise, count, rng), _parts(noise, count, rng)
     source, target, place = [], [], 0
     for sentinel, before, length in zip(sentinels, kept, spans, strict=False):
         source += [*ids[place : place + before], sentinel]
@@ -100,13 +100,13 @@ def corrupted_spans(
     return source, [*target, sentinels[count]]
 
 
-def _parts(total: int, count: int, chance: random.Random) -> list[int]:
+def _parts(total: int, count: int, rng: random.Random) -> list[int]:
     """Cuts a length into `count` parts of at least 1, each way with the same probability."""
-    cuts = [0, *sorted(chance.sample(range(1, total), count - 1)), total]
+    cuts = [0, *sorted(rng.sample(range(1, total), count - 1)), total]
     return [end - start for start, end in pairwise(cuts)]
 
 
-def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, chance: random.Random) -> list[int]:
+def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, rng: random.Random) -> list[int]:
     """
     Replaces spans of a text by a single mask each (text infilling, Lewis et al., 2019, Section 2.2). The lengths of
     the spans are drawn from a Poisson distribution; a span of length 0 inserts a mask. Those that
@@ -117,7 +117,7 @@ def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, cha
         rate (`float`): share of the tokens in spans, rounded to whole tokens.
         mean_length (`float`): mean of the Poisson distribution.
         mask (`int`): id of `<mask>`.
-        chance (`random.Random`): source of the choices.
+        rng (`random.Random`): source of the choices.
 
     Returns:
         `list[int]`: the text with masks, at most one token longer than before.
@@ -126,14 +126,14 @@ def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, cha
     left, kept = masked, len(ids) - masked
     # No two spans are neighbours, so each needs a place of its own among the tokens that are kept.
     while left and len(lengths) <= kept:
-        lengths.append(min(_poisson(mean_length, chance), left))
+        lengths.append(min(_poisson(mean_length, rng), left))
         left -= lengths[-1]
     if left:
         lengths[-1] += left
     if len(lengths) > masked + 1:
         lengths = sorted(lengths, reverse=True)[: masked + 1]
-    chance.shuffle(lengths)
-    spans = dict(zip(sorted(chance.sample(range(kept + 1), len(lengths))), lengths, strict=True))
+    rng.shuffle(lengths)
+    spans = dict(zip(sorted(rng.sample(range(kept + 1), len(lengths))), lengths, strict=True))
     noisy, place = [], 0
     for i in range(kept + 1):
         if i in spans:
@@ -145,16 +145,16 @@ def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, cha
     return noisy
 
 
-def _poisson(mean: float, chance: random.Random) -> int:
+def _poisson(mean: float, rng: random.Random) -> int:
     """Draws from a Poisson distribution (Knuth, The Art of Computer Programming, volume 2, 3.4.1)."""
-    count, product, limit = 0, chance.random(), math.exp(-mean)
+    count, product, limit = 0, rng.random(), math.exp(-mean)
     while product > limit:
         count += 1
-        product *= chance.random()
+        product *= rng.random()
     return count
 
 
-def masked_fragment(ids: Sequence[int], rate: float, mask: int, chance: random.Random) -> list[int]:
+def masked_fragment(ids: Sequence[int], rate: float, mask: int, rng: random.Random) -> list[int]:
     """
     Masks the tokens of one fragment of a text (MASS, Song et al., 2019, Section 3.2).
 
@@ -162,28 +162,28 @@ def masked_fragment(ids: Sequence[int], rate: float, mask: int, chance: random.R
         ids (`Sequence[int]`): the text.
         rate (`float`): length of the fragment as a share of the text's; at least one token.
         mask (`int`): id of `<mask>`.
-        chance (`random.Random`): source of the choices.
+        rng (`random.Random`): source of the choices.
 
     Returns:
         `list[int]`: the text, as long as before.
     """
     length = min(len(ids), max(1, round(rate * len(ids))))
-    start = chance.randint(0, len(ids) - length)
+    start = rng.randint(0, len(ids) - length)
     return [*ids[:start], *[mask] * length, *ids[start + length :]]
 
 
-def reordered(ids: Sequence[int], ends: Sequence[int], chance: random.Random) -> list[int]:
+def reordered(ids: Sequence[int], ends: Sequence[int], rng: random.Random) -> list[int]:
     """
     Puts the sentences of a text in random order (sentence permutation, Lewis et al., 2019, Section 2.2).
 
     Args:
         ids (`Sequence[int]`): the text.
         ends (`Sequence[int]`): places behind the last token of each sentence, in ascending order.
-        chance (`random.Random`): source of the order.
+        rng (`random.Random`): source of the order.
 
     Returns:
         `list[int]`: the same tokens.
     """
     sentences = [list(ids[start:end]) for start, end in pairwise([0, *ends])]
-    chance.shuffle(sentences)
+    rng.shuffle(sentences)
     return [token for sentence in sentences for token in sentence]

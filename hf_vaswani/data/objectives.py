@@ -52,13 +52,13 @@ class Objective(Protocol):
     columns: tuple[str, ...]
     """Columns of its rows besides `source_ids` and `target_ids`, for [`PairCollator`]."""
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """
         Makes the rows of blocks.
 
         Args:
             texts (`Sequence[BlockText]`): the blocks.
-            chances (`Sequence[random.Random]`): source of the choices for each.
+            rngs (`Sequence[random.Random]`): source of the choices for each.
 
         Returns:
             `dict[str, Sequence]`: `source_ids`, `target_ids` and the other columns.
@@ -158,8 +158,8 @@ class CausalLM:
     def __init__(self, bos: int, eos: int) -> None:
         self.bos, self.eos = bos, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
-        """See [`Objective`]; needs no chance."""
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+        """See [`Objective`]; draws nothing."""
         found: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
         for text in texts:
             source, target, positions = list[int](), list[int](), list[int]()
@@ -192,11 +192,11 @@ class Masking:
     replacements: list[int]
     begins: np.ndarray | None = None
 
-    def __call__(self, ids: list[int], chance: random.Random) -> tuple[list[int], list[int]]:
+    def __call__(self, ids: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
         """Returns input and labels, as [`masked_tokens`] does."""
         words = None if self.begins is None else self.begins[ids].tolist()
         rate = noise_rate(self.settings, "masked_lm")
-        return masked_tokens(ids, rate, self.mask, self.replacements, chance, words)
+        return masked_tokens(ids, rate, self.mask, self.replacements, rng, words)
 
 
 class MaskedLM:
@@ -215,11 +215,11 @@ class MaskedLM:
     def __init__(self, masking: Masking, bos: int, eos: int, longest: int) -> None:
         self.masking, self.bos, self.eos, self.longest = masking, bos, eos, longest
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         source_ids, target_ids = [], []
-        for text, chance in zip(texts, chances, strict=True):
-            inputs, labels = self.masking(text.ids, chance)
+        for text, rng in zip(texts, rngs, strict=True):
+            inputs, labels = self.masking(text.ids, rng)
             source_ids.append([self.bos, *inputs, self.eos])
             target_ids.append([-100, *labels, -100])
         return {"source_ids": source_ids, "target_ids": target_ids}
@@ -234,21 +234,21 @@ class NextSentence(MaskedLM):
 
     extra, columns = 3, ("segments", "next_sentence")
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         found: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
         others = _next_documents(texts)
-        for text, chance in zip(texts, chances, strict=True):
-            first, second = _halves(text, chance)
-            # The same draws whatever they are used for.
-            is_other, start = chance.random() < 0.5, chance.randrange(len(texts))
+        for text, rng in zip(texts, rngs, strict=True):
+            first, second = _halves(text, rng)
+            # The same random numbers whatever they are used for.
+            is_other, start = rng.random() < 0.5, rng.randrange(len(texts))
             other = None
             if is_other or not second:
                 other = texts[start] if texts[start].document != text.document else others[start]
             if other is not None:
-                second = _halves(other, chance)[1] or other.ids
+                second = _halves(other, rng)[1] or other.ids
                 second = second[: self.longest - self.extra - len(first)]
-            inputs, labels = self.masking(first + second, chance)
+            inputs, labels = self.masking(first + second, rng)
             cut = len(first)
             found["source_ids"].append([self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos])
             found["target_ids"].append([-100, *labels[:cut], -100, *labels[cut:], -100])
@@ -257,9 +257,9 @@ class NextSentence(MaskedLM):
         return found
 
 
-def _halves(text: BlockText, chance: random.Random) -> tuple[list[int], list[int]]:
+def _halves(text: BlockText, rng: random.Random) -> tuple[list[int], list[int]]:
     """Cuts a block at the end of one of its lines; a single line in its middle."""
-    place = chance.choice(text.ends[:-1]) if len(text.ends) > 1 else (len(text.ids) + 1) // 2
+    place = rng.choice(text.ends[:-1]) if len(text.ends) > 1 else (len(text.ids) + 1) // 2
     return text.ids[:place], text.ids[place:]
 
 
@@ -290,12 +290,12 @@ class SpanCorruption:
     def __init__(self, settings: ObjectiveRecipe, sentinels: list[int], eos: int) -> None:
         self.settings, self.sentinels, self.eos = settings, sentinels, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         rate, length = noise_rate(self.settings, "span_corruption"), self.settings.span_length
         source_ids, target_ids = [], []
-        for text, chance in zip(texts, chances, strict=True):
-            source, target = corrupted_spans(text.ids, rate, length, self.sentinels, chance)
+        for text, rng in zip(texts, rngs, strict=True):
+            source, target = corrupted_spans(text.ids, rate, length, self.sentinels, rng)
             source_ids.append([*_front(text), *source, self.eos])
             target_ids.append([*target, self.eos])
         return {"source_ids": source_ids, "target_ids": target_ids}
@@ -317,23 +317,23 @@ class Denoise:
     def __init__(self, settings: ObjectiveRecipe, mask: int, eos: int) -> None:
         self.settings, self.mask, self.eos = settings, mask, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         source_ids, target_ids = [], []
-        for text, chance in zip(texts, chances, strict=True):
-            source_ids.append([*_front(text), *self.noisy(text, chance), self.eos])
+        for text, rng in zip(texts, rngs, strict=True):
+            source_ids.append([*_front(text), *self.noisy(text, rng), self.eos])
             target_ids.append([*text.ids, self.eos])
         return {"source_ids": source_ids, "target_ids": target_ids}
 
-    def noisy(self, text: BlockText, chance: random.Random) -> list[int]:
+    def noisy(self, text: BlockText, rng: random.Random) -> list[int]:
         """Returns a text with all kinds of noise, reordered first."""
         settings, ids = self.settings, text.ids
         if "permutation" in settings.noise:
-            ids = reordered(ids, text.ends, chance)
+            ids = reordered(ids, text.ends, rng)
         if "infilling" in settings.noise:
-            ids = infilled(ids, noise_rate(settings, "infilling"), settings.span_length, self.mask, chance)
+            ids = infilled(ids, noise_rate(settings, "infilling"), settings.span_length, self.mask, rng)
         if "fragment" in settings.noise:
-            ids = masked_fragment(ids, noise_rate(settings, "fragment"), self.mask, chance)
+            ids = masked_fragment(ids, noise_rate(settings, "fragment"), self.mask, rng)
         return ids
 
 

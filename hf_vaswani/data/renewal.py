@@ -31,13 +31,13 @@ class Renewal:
         self.augment = augment
         self.dropout = BpeDropout(tokenizer, bpe_dropout) if bpe_dropout else None
 
-    def draws(self, number: int, turn: int) -> random.Random:
-        """Returns the source of chance for a pair, by its number in the text and the number of passes before."""
-        return random.Random(f"{self.seed} {number} {turn}")
+    def rng(self, number: int, repetition: int) -> random.Random:
+        """Returns the random numbers for a pair, by its number in the text and how often it was taken before."""
+        return random.Random(f"{self.seed} {number} {repetition}")
 
-    def altered(self, source: str, target: str, draws: random.Random) -> tuple[str, str]:
+    def altered(self, source: str, target: str, rng: random.Random) -> tuple[str, str]:
         """Alters a pair as [`altered_pair`] does."""
-        return altered_pair(source, target, self.augment, draws)
+        return altered_pair(source, target, self.augment, rng)
 
 
 def renewal_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Renewal | None:

@@ -58,7 +58,7 @@ class RenewedUpdates(WindowUpdates):
             # The orders inside the windows have the seeds of two numbers.
             random = np.random.default_rng((self.order.seed, epoch, 1))
             pairs, repetitions = self.sampler.taken(random)
-            turns = repetitions + epoch * (int(repetitions.max()) + 1)
+            repetitions = repetitions + epoch * (int(repetitions.max()) + 1)
             count = -(-len(pairs) // self.size)
             parts = np.array_split(random.permutation(len(pairs)), count)
             for i in range(first, count):
@@ -72,7 +72,7 @@ class RenewedUpdates(WindowUpdates):
                     after=after,
                     pairs=len(part),
                     passes=(epoch, epoch + last),
-                    rows=np.stack([self.numbers[pairs[part]], turns[part]]),
+                    rows=np.stack([self.numbers[pairs[part]], repetitions[part]]),
                 )
             epoch, first = epoch + 1, 0
 
@@ -98,12 +98,12 @@ class RowEncoder(WindowEncoder):
 
     def read(self, window: Window) -> list[WindowText]:
         """Reads the pairs of a window."""
-        numbers, turns = window.rows
+        numbers, repetitions = window.rows
         texts, first = [], 1
         for pairs, front in self.sources:
             here = (numbers >= first) & (numbers < first + len(pairs))
             rows = pairs.with_format("arrow")[numbers[here] - first]
             source, target = rows["source"].to_pylist(), rows["target"].to_pylist()
-            texts.append(WindowText(source, target, numbers[here], turns[here], front))
+            texts.append(WindowText(source, target, numbers[here], repetitions[here], front))
             first += len(pairs)
         return texts

@@ -177,7 +177,9 @@ class TaskData(ABC):
         for split in source.pairs:
             if not self.has_text(source, split):
                 origin = " and ".join(source.origin(split))
-                raise ValueError(f"The {split} set of {source.name} is empty: {origin} has no {self.contents}.")
+                raise ValueError(
+                    f"The {split} set of {source.name} is empty: there is no {self.contents} in {origin}."
+                )
             self.check_split(recipe, source, split)
 
     @abstractmethod

@@ -74,9 +74,9 @@ class _Reader:
         """Reads the next `count` pairs, or the rest of this pass if it is shorter."""
         rows = list(chain([self.ahead], islice(self.iterator, count - 1)))
         first, pairs = self.first + self.place["pairs"] + 1, self.place["pairs"] + len(rows)
-        numbers, turns = range(first, first + len(rows)), [self.place["passes"]] * len(rows)
+        numbers, repetitions = range(first, first + len(rows)), [self.place["passes"]] * len(rows)
         sources, targets = ([row[column] for row in rows] for column in self.columns)
-        text = WindowText(sources, targets, numbers, turns, self.front)
+        text = WindowText(sources, targets, numbers, repetitions, self.front)
         self.place = self.place | {"pairs": pairs, "state": self.rows.state_dict()}
         # One row is read ahead to recognize the last pair of a pass.
         self.ahead = next(self.iterator, None)

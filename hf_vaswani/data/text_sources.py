@@ -12,14 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from ..model.sentences_vaswani import LanguageTags
 from ..recipe import Recipe, SourceRecipe
 from .batching import PairCollator, TokenBudgetBatchSampler, Updates
-from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
+from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, encode_lines, fixed_rows
 from .objectives import MASK, Objective, extra_tokens, objective_of
 from .reading import load_texts
 from .renewed_epochs import RenewedUpdates
 from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, TaskData, batch_order, stream_of
 from .streaming import StreamUpdates
 from .tables import named_errors
-from .texts import encode_lines
 from .tokenizer import (
     add_language_tags,
     load_tokenizer,

@@ -25,7 +25,7 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 # Pairs that are encoded at once, because the results of the tokenizer take far more memory than the ids.
-AT_ONCE = 1000
+ENCODE_BATCH = 1000
 
 
 @dataclass
@@ -36,14 +36,14 @@ class WindowText:
     Attributes:
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
-        turns (`Sequence[int]`): how often each pair was taken before.
+        repetitions (`Sequence[int]`): how often each pair was taken before.
         front (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
     """
 
     sources: list[str]
     targets: list[str]
     numbers: Sequence[int]
-    turns: Sequence[int]
+    repetitions: Sequence[int]
     front: str | None
 
 
@@ -58,7 +58,7 @@ class Window:
         pairs (`int`): number of pairs.
         passes (`tuple[int, int]`): complete passes over the text at its two ends.
         texts (`list[WindowText]`): the pairs, unless the encoder reads them.
-        rows (`np.ndarray` of shape `(2, pairs)`): numbers and turns of the pairs that the encoder reads.
+        rows (`np.ndarray` of shape `(2, pairs)`): numbers and repetitions of the pairs that the encoder reads.
     """
 
     index: int
@@ -86,11 +86,13 @@ class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
         tables = []
         for text in self.read(window):
-            for start in range(0, len(text.sources), AT_ONCE):
-                part = slice(start, start + AT_ONCE)
+            for start in range(0, len(text.sources), ENCODE_BATCH):
+                part = slice(start, start + ENCODE_BATCH)
                 sources, targets, numbers = text.sources[part], text.targets[part], text.numbers[part]
                 tables.append(
-                    encode_rows(sources, targets, numbers, self.tokenizer, text.front, self.renewal, text.turns[part])
+                    encode_rows(
+                        sources, targets, numbers, self.tokenizer, text.front, self.renewal, text.repetitions[part]
+                    )
                 )
         return replace(window, texts=[], rows=window.rows[:, :0]), pa.concat_tables(tables)
 

@@ -199,10 +199,11 @@ def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
     different = [key for key in data | then if then.get(key) != data.get(key)]
     if different:
         what = "test" if different == ["crc32_of_test"] else "training or validation"
-        before, now = ({key: text.get(key) for key in different} for text in (then, data))
+        counts = [key for key in different if "crc32" not in key]
+        changes = ", ".join(f"{key} {_shown(then.get(key))} -> {_shown(data.get(key))}" for key in counts)
         raise ValueError(
-            f"The {what} text is not that of {checkpoint}: then it had {before}, and now {now}. Restore the former "
-            "text, or name another --run_dir."
+            f"The {what} text has changed since {checkpoint} was written ({changes or 'with as many tokens'}). "
+            "Restore the former text, or name another --run_dir."
         )
     if progress.launch != launch:
         different = [key for key in launch if progress.launch.get(key) != launch[key]]
@@ -212,6 +213,11 @@ def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
             "resumed with the same number of processes, precision and sharding: launch it as before, or name another "
             "--run_dir."
         )
+
+
+def _shown(value: Any) -> str:
+    """Writes a count with its thousands separated, and anything else as it is."""
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _write_start(

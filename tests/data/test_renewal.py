@@ -16,7 +16,7 @@ def tokenizer():
 
 
 def altered(renewal: Renewal, turn: int, numbers: range = range(50)) -> dict[int, tuple[str, str]]:
-    return {i: renewal.altered(SENTENCES[i], SENTENCES[i], renewal.draws(i, turn)) for i in numbers}
+    return {i: renewal.altered(SENTENCES[i], SENTENCES[i], renewal.rng(i, turn)) for i in numbers}
 
 
 def test_a_pair_is_altered_alike_whatever_is_altered_before_it(tokenizer) -> None:

@@ -2,10 +2,10 @@
 
 from hf_vaswani.data.renewal import Renewal
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.data.windows import AT_ONCE, Window, WindowEncoder, WindowText
+from hf_vaswani.data.windows import ENCODE_BATCH, Window, WindowEncoder, WindowText
 from hf_vaswani.recipe import AugmentRecipe
 
-SENTENCES = [f"lower newer wider {i}." for i in range(AT_ONCE + 5)]
+SENTENCES = [f"lower newer wider {i}." for i in range(ENCODE_BATCH + 5)]
 
 
 def test_a_window_is_encoded_in_parts_like_one() -> None:
