@@ -119,6 +119,20 @@ def test_each_sentence_has_its_own_maximum_length(tmp_path, num_beams) -> None:
             "with early_stopping=False. Use engine=torch, or its closest settings with approximate",
         ),
         ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2. Use engine=torch"),
+        # CTranslate2 changes logits, where transformers changes log-probabilities.
+        *(
+            (
+                SAME_RULES | {"num_beams": 4, name: value},
+                f"{name}={re.escape(repr(value))}. Use engine=torch, or its closest",
+            )
+            for name, value in (
+                ("repetition_penalty", 1.5),
+                ("no_repeat_ngram_size", 2),
+                ("min_new_tokens", 6),
+                ("bad_words_ids", [[7]]),
+                ("suppress_tokens", [7]),
+            )
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, settings, words) -> None:
