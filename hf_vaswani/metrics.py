@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-try:
+from .extras import extra
+
+with extra("train"):
     import datasets
     import evaluate
     from sacrebleu.metrics import BLEU, CHRF, TER
     from sacrebleu.metrics.base import Metric
     from sacrebleu.significance import PairedTest
-except ImportError as error:
-    raise ImportError(f"Scoring needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 # One reference per sentence, or several.
 References = Sequence[str] | Sequence[Sequence[str]]

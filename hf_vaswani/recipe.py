@@ -10,10 +10,10 @@ from functools import partial
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-try:
+from .extras import extra
+
+with extra("train"):
     import yaml
-except ImportError as error:
-    raise ImportError(f"Recipes and run folders need {error.name}: pip install 'hf_vaswani[train]'") from error
 
 Files = dict[str, str] | str | None
 Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]

@@ -15,14 +15,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .extras import extra
 from .recipe import SECTIONS, EvaluationSetRecipe, Recipe, SourceRecipe, flat, options_of, shortened, shown, spelled
 from .recipe_checks import apply_task_defaults, check_ranges, check_set_name
 
-try:
+with extra("train"):
     import yaml
     from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
-except ImportError as error:
-    raise ImportError(f"Recipe files need {error.name}: pip install 'hf_vaswani[train]'") from error
 
 # Limits far above any recipe: bytes of the file, levels and entries of its YAML, and digits of a number.
 MAX_BYTES = 1_000_000

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import extra
 from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cell
 
 if TYPE_CHECKING:
@@ -386,10 +387,8 @@ def _write_reports(
 
 def _plotter() -> "Callable[[Sequence[Report]], bytes]":
     """Returns the function that draws the lengths of each source as a PNG file."""
-    try:
+    with extra("viz", "--plot"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"--plot needs {error.name}: pip install 'hf_vaswani[viz]'") from error
 
     def draw(reports: "Sequence[Report]") -> bytes:
         figure = Figure(figsize=(7, 3 * len(reports)), dpi=120, layout="constrained")

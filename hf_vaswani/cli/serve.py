@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..extras import extra
 from .inputs import (
     add_device,
     add_revision,
@@ -215,10 +216,8 @@ def _load(name: str, options: ServeOptions) -> Any:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    try:
+    with extra("serve"):
         import uvicorn
-    except ImportError as error:
-        raise ImportError("The server needs uvicorn: pip install 'hf_vaswani[serve]'") from error
     from uvicorn.supervisors import Multiprocess
 
     from ..interruption import Interrupted, stopped_by_sigterm

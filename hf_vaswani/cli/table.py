@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import extra
 from .inputs import check_beam, check_counts, load_translators
 
 if TYPE_CHECKING:
@@ -104,11 +105,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 def translate_table(options: argparse.Namespace) -> None:
     """Translates the column of a table that the options of [`add_table`] give."""
-    try:
+    with extra("scale", "--table"):
         from ..scale.manifest import SUMMARY
         from ..scale.storage import Folder
-    except ImportError as error:
-        raise ImportError(f"--table needs {error.name}: pip install 'hf_vaswani[scale]'") from error
     from ..interruption import exclusive_file, stopped_by_sigterm
     from ..processes import Processes
 

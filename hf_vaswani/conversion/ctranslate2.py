@@ -23,6 +23,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..data.tokenizer import TOKENIZER_FILES
+from ..extras import extra
 from ..model.generation_vaswani import ALPHAS
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
 from ..translation.batches import TOKENS_PER_BATCH, to_translate
@@ -39,14 +40,12 @@ from .settings import (
     start_token_id,
 )
 
-try:
+with extra("convert"):
     import ctranslate2
     from ctranslate2.converters.transformers import ModelLoader
     from ctranslate2.specs import transformer_spec
     from ctranslate2.specs.common_spec import Activation
     from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
-except ImportError as error:
-    raise ImportError(f"Conversion to CTranslate2 needs {error.name}: pip install 'hf_vaswani[convert]'") from error
 
 QUANTIZATIONS: tuple[str, ...] = tuple(ACCEPTED_MODEL_TYPES)
 # Rows of the table of sinusoids. CTranslate2 could compute sinusoids itself, but only tensor2tensor's, counted from 1.

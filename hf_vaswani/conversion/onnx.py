@@ -20,16 +20,15 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..data.tokenizer import TOKENIZER_FILES
+from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.loading import quiet
 from .protocol import Foreign, Loaded, Logits, check_quantization
 
-try:
+with extra("convert"):
     import onnxruntime
     import onnxscript  # noqa: F401 - the exporter needs it, but would only say so halfway
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-except ImportError as error:
-    raise ImportError(f"Conversion to ONNX needs {error.name}: pip install 'hf_vaswani[convert]'") from error
 
 if not hasattr(OnnxExporter, "save_program"):
     raise ImportError(f"Conversion to ONNX needs transformers 5.23 or newer, but this is {transformers.__version__}.")

@@ -13,17 +13,16 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from .encoding import EncodedRows, id_lists, list_lengths
 from .objectives import BlockText, Objective, as_table
 from .tokenizer import backend
 from .windows import ENCODE_BATCH, Window, WindowText
 
-try:
+with extra("train"):
     import datasets
     from datasets import Dataset
     from datasets.fingerprint import Hasher
-except ImportError as error:
-    raise ImportError(f"Encoding training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
 ENCODED_LINES = datasets.Features(

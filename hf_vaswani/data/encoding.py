@@ -11,17 +11,16 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from .bpe_dropout import BpeDropout
 from .renewal import Renewal
 from .tokenizer import backend
 
-try:
+with extra("train"):
     import datasets
     import pyarrow as pa
     from datasets import Dataset
     from datasets.fingerprint import Hasher
-except ImportError as error:
-    raise ImportError(f"Encoding training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 ENCODED = datasets.Features(
     {

@@ -10,6 +10,7 @@ import pyarrow as pa
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from ..recipe import Recipe, SourceRecipe
 from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .blocks import plain_tokenizer
@@ -20,12 +21,10 @@ from .sources import EvaluationSet, Source, TaskData, batch_order, longest_input
 from .text_sources import TextSource, text_settings
 from .tokenizer import load_tokenizer, put_special_tokens, train_tokenizer
 
-try:
+with extra("train"):
     import datasets
     from datasets import Dataset, IterableDataset, concatenate_datasets
     from datasets.fingerprint import Hasher
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

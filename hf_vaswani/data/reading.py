@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from ..extras import extra
 from ..recipe import Files, shown
 from ..records import public
 from .pocket_corpus import SPLITS, read_pocket_corpus
@@ -25,10 +26,8 @@ from .tables import (
     without_mark,
 )
 
-try:
+with extra("train"):
     from datasets import Dataset, IterableDataset
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
 def load_pairs(

@@ -13,15 +13,14 @@ from typing import IO, Any, cast
 
 from filelock import FileLock
 
+from ..extras import extra
 from ..files import lines_of, read_lines
 from ..recipe import Files
 from ..records import public, public_text
 
-try:
+with extra("train"):
     from datasets import config
     from fsspec.core import url_to_fs
-except ImportError as error:
-    raise ImportError(f"Reading text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

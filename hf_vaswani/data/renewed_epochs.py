@@ -8,14 +8,13 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from .batching import PairCollator, TokenBudgetBatchSampler, lengths_fingerprint
 from .renewal import Renewal
 from .windows import Window, WindowEncoder, WindowText, WindowUpdates
 
-try:
+with extra("train"):
     from datasets import Dataset
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
 class RenewedUpdates(WindowUpdates):

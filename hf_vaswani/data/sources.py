@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from ..model.sentences_vaswani import LanguageTags
 from ..recipe import PAIR_TASKS, Alteration, Recipe, SourceRecipe
 from ..records import public
@@ -33,11 +34,9 @@ from .tokenizer import (
 )
 from .windows import WindowEncoder
 
-try:
+with extra("train"):
     from datasets import Dataset, IterableDataset, concatenate_datasets
     from datasets.fingerprint import Hasher
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from ..extras import extra
 from .batching import BatchOrder, PairCollator
 from .tables import named_errors
 from .windows import Window, WindowText, WindowUpdates
 
-try:
+with extra("train"):
     from datasets import IterableDataset
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 # The start of a stream.
 START: dict[str, Any] = {"passes": 0, "pairs": 0, "state": {}}

@@ -7,20 +7,19 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..extras import extra
 from ..files import split_revision
 from ..recipe import shown
 from ..records import public, public_text
 from .remote import file_name, is_url, opened, remote_size, text_lines
 
-try:
+with extra("train"):
     import datasets
     import pyarrow as pa
     import pyarrow.compute
     import pyarrow.parquet
     from datasets import Dataset, IterableDataset
     from datasets.exceptions import DatasetGenerationError
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 # Only Parquet is parsed by `datasets`. Its reader of tables takes "null" for a missing value and a missing column for
 # an empty one; its reader of JSON accepts any bytes, and some of its errors name no file.

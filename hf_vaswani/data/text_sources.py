@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from ..model.sentences_vaswani import LanguageTags
 from ..recipe import Recipe, SourceRecipe
 from .batching import PairCollator, TokenBudgetBatchSampler, Updates
@@ -26,10 +27,8 @@ from .tokenizer import (
     train_tokenizer,
 )
 
-try:
+with extra("train"):
     from datasets import Dataset, IterableDataset
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

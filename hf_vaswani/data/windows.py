@@ -12,15 +12,14 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from ..extras import extra
 from ..interruption import ignore_signals
 from .batching import Batch, BatchOrder, PairCollator, TokenBudgetBatchSampler
 from .encoding import EncodedRows, encode_rows, pair_lengths
 from .renewal import Renewal
 
-try:
+with extra("train"):
     from datasets import Dataset
-except ImportError as error:
-    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
+from ..extras import extra
 from ..recipe import measure_name
 
-try:
+with extra("viz"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError(f"The training curve needs {error.name}: pip install 'hf_vaswani[viz]'") from error
 
 TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
 # The lines of several validation sets take these colours in turn.

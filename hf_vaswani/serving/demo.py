@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..extras import extra
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
@@ -15,10 +16,8 @@ from .batcher import EndCriteria, OverdueError
 
 # Unless its user wants it, a page says nothing to anybody. Read when gradio is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-try:
+with extra("demo"):
     import gradio
-except ImportError as error:
-    raise ImportError(f"The demo needs {error.name}: pip install 'hf_vaswani[demo]'") from error
 
 # In characters.
 MAX_CHARACTERS = 5000

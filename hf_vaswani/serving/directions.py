@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ..extras import extra
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 
-try:
+with extra("serve"):
     from babel import Locale, UnknownLocaleError
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
-except ImportError as error:
-    raise ImportError(f"The server needs {error.name}: pip install 'hf_vaswani[serve]'") from error
 
 AUTO = "auto"
 

@@ -16,13 +16,14 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
+from ..extras import extra
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import ended_by
 from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
-try:
+with extra("serve"):
     import prometheus_client
     from fastapi import FastAPI, Request
     from fastapi.middleware.cors import CORSMiddleware
@@ -30,8 +31,6 @@ try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
     from pydantic import BaseModel, Field, ValidationError
     from starlette.exceptions import HTTPException
-except ImportError as error:
-    raise ImportError(f"The server needs {error.name}: pip install 'hf_vaswani[serve]'") from error
 
 logger = logging.getLogger(__name__)
 

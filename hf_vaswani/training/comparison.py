@@ -9,6 +9,7 @@ import torch
 
 from ..averaging import load_stored, load_weights
 from ..data.sources import EvaluationText, PairData, evaluation_texts
+from ..extras import extra
 from ..hub.gate import compare_sets
 from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import score
@@ -30,10 +31,8 @@ from .start import check_start
 from .state import TrainState
 from .validation import share, translate_and_score
 
-try:
+with extra("train"):
     from accelerate.utils import gather_object
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints, load_stored
+from ..extras import extra
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.gate import compare_sets
@@ -71,12 +72,10 @@ from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
 from .validation import choose_alignment_layer, finite, measure, score_altered, translate_and_score, validate
 
-try:
+with extra("train"):
     from accelerate import Accelerator
     from accelerate.utils import gather_object, send_to_device, set_seed
     from tqdm.auto import tqdm
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ..adapters import ADAPTER_WEIGHTS
+from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipe import AdapterRecipe
 
@@ -17,10 +18,8 @@ SUBLAYERS = {"attention": ["q_proj", "k_proj", "v_proj", "out_proj"], "feed_forw
 
 def check_peft() -> None:
     """Raises an `ImportError` with the command that installs PEFT, if it is missing."""
-    try:
+    with extra("adapt", "training.adapter"):
         import peft  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"training.adapter needs {error.name}: pip install 'hf_vaswani[adapt]'") from error
 
 
 def target_modules(model: VaswaniForConditionalGeneration, words: list[str]) -> list[str]:

@@ -23,6 +23,7 @@ from ..data.labels import LabelledData
 from ..data.sources import EvaluationSet, PairData, Source, TaskData, set_names
 from ..data.text_sources import RunningTextData
 from ..data.tokenizer import load_tokenizer
+from ..extras import extra
 from ..files import atomic_folder, atomic_write_text
 from ..processes import local_main_process_first, on_main_process
 from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
@@ -32,11 +33,9 @@ from ..translation.loading import commit_of
 from .lora import target_modules
 from .start import check_start, fill_from_model, keep_layers, labels_of, load_start, prepare_network, write_start
 
-try:
+with extra("train"):
     from accelerate import Accelerator
     from datasets import Dataset
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -4,13 +4,12 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ..extras import extra
 from ..model.modeling_vaswani import VaswaniPreTrainedModel
 
-try:
+with extra("train"):
     from accelerate import Accelerator
     from accelerate.utils import extract_model_from_parallel
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
 def shard_tied_weights(accelerator: Accelerator, model: VaswaniPreTrainedModel) -> None:

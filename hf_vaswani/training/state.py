@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from ..averaging import load_stored, load_weights
 from ..data.batching import EpochUpdates
 from ..data.renewed_epochs import RenewedUpdates
+from ..extras import extra
 from ..files import atomic_folder, digest
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
@@ -43,10 +44,8 @@ from .sharding import full_weights, shard_tied_weights
 from .start import FREE, part_of
 from .tasks import config_of_task, model_class, search_of
 
-try:
+with extra("train"):
     from accelerate.utils import load, set_seed
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
+from ..extras import extra
 from ..metrics import METRICS, exact_match, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags, longest_source
@@ -28,10 +29,8 @@ from ..translation.lines import cut_lines
 from .preparation import Run
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
-try:
+with extra("train"):
     from accelerate.utils import gather_object, send_to_device
-except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 

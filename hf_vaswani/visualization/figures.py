@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..extras import extra
 from .attention import Attention, piece, pieces
 
-try:
+with extra("viz"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError(f"Figures of attention need {error.name}: pip install 'hf_vaswani[viz]'") from error
 
 # Heads of a layer beside each other.
 COLUMNS = 4
