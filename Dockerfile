@@ -5,7 +5,7 @@ FROM python:3.12-slim
 ENV PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu PIP_NO_CACHE_DIR=1
 
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md LICENSE model_card.md hf_vaswani_start.py ./
+COPY pyproject.toml constraints.txt README.md LICENSE hf_vaswani_start.py ./
 COPY hf_vaswani hf_vaswani
 RUN pip install --constraint constraints.txt '.[serve,convert]'
 

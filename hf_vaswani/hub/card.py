@@ -34,9 +34,7 @@ from .text_names import datasets_on_the_hub, describe_texts, is_hub_id, language
 
 logger = logging.getLogger(__name__)
 
-# A wheel has the template beside this module; a checkout has it at its top.
-_BESIDE = Path(__file__).with_name("model_card.md")
-TEMPLATE = _BESIDE if _BESIDE.is_file() else Path(__file__).parents[2] / "model_card.md"
+TEMPLATE = Path(__file__).with_name("model_card.md")
 PICTURE = "curve.png"
 
 NETWORKS = {
