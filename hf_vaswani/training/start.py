@@ -49,6 +49,8 @@ SEARCH = (
 )
 # Those whose defaults have changed since 0.1.
 RULES = ("length_penalty_type", "finish_candidates", "early_stopping")
+# The size of an update, which recipes of 0.1 did not have.
+UPDATE_SIZE = "training.tokens_per_update"
 # Kinds of vocabulary by the model of `tokenizers`; of several, the first is what a recipe is filled in with.
 KINDS = {
     "BPE": ("bpe", "bytes"),
@@ -322,11 +324,16 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     recorded = None if resume is None else resume.progress.recipe
     if recorded is None and (resume or (run_dir / RESULT).is_file()) and (run_dir / RECIPE).is_file():
         try:
-            recorded = load_recipe([str(run_dir / RECIPE)]).flat()
+            saved = load_recipe([str(run_dir / RECIPE)])
+            recorded = {key: value for key, value in saved.flat().items() if key != UPDATE_SIZE or key in saved.given}
         except ValueError:  # Named by the check of the folder.
             return recipe
     if recorded is None:
         return recipe
+    if UPDATE_SIZE not in recorded:
+        # The presets of this version have the key, and a run of one of 0.1 goes on with updates of its own size.
+        given, recipe = recipe.given, replace(recipe, training=replace(recipe.training, tokens_per_update=None))
+        recipe.given = given
     if recipe.initialize.from_ is None:
         return _filled(recipe, {name: recorded[name] for rule in RULES if (name := f"evaluation.{rule}") in recorded})
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]

@@ -16,9 +16,10 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
 from hf_vaswani.recipe import InitializeRecipe, Recipe
-from hf_vaswani.records import Validation
-from hf_vaswani.run_folder import read_validations
-from hf_vaswani.training.start import load_start, part_of
+from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.records import Progress, Validation
+from hf_vaswani.run_folder import Resume, read_validations
+from hf_vaswani.training.start import load_start, part_of, resumed_recipe
 from hf_vaswani.translation.batches import log_probabilities
 from hf_vaswani.translation.loading import load_translator
 
@@ -392,3 +393,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, capsys, m
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said, said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_a_preset_of_0_1_keeps_the_size_of_its_updates(tmp_path) -> None:
+    """Its presets had no `tokens_per_update`, and those of today have it."""
+    key = "training.tokens_per_update"
+    recipe = load_recipe([f"--{key}=25000", "--run_dir", str(tmp_path)])
+    recorded = recipe.flat()
+    earlier = {name: value for name, value in recorded.items() if name != key}
+    for record, size in ((recorded, 25000), (earlier, None)):
+        resume = Resume(
+            tmp_path, Progress(step=2, position={}, data={}, launch={}, nonfinite=0, seconds=1.0, recipe=record)
+        )
+        assert resumed_recipe(recipe, resume).training.tokens_per_update == size
+    # Without checkpoints, a finished run has its recipe.
+    (tmp_path / "test.json").write_text("{}")
+    for text, size in ((recipe.as_yaml(), 25000), (re.sub("  tokens_per_update: .*\n", "", recipe.as_yaml()), None)):
+        (tmp_path / "recipe.yaml").write_text(text)
+        assert resumed_recipe(recipe, None).training.tokens_per_update == size
