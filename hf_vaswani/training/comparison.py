@@ -1,6 +1,7 @@
 """Comparison of a run's model with the one that it started from, or that it must not be worse than on the Hub."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 
 from ..averaging import load_stored, load_weights
 from ..data.sources import EvaluationText, PairData, evaluation_texts
+from ..data.tokenizer import has_tag, is_tag
 from ..extras import extra
 from ..hub.gate import compare_sets
 from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import score
+from ..model.sentences_vaswani import LanguageTags
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
 from ..records import Result, Scored, Verdict
@@ -25,7 +28,8 @@ from ..run_folder import (
     find_resume,
     read_translations,
 )
-from ..translation.baseline import Baseline
+from ..translation.lines import LineTranslator
+from ..translation.loading import load_translator
 from .preparation import Run
 from .start import check_start
 from .state import TrainState
@@ -38,6 +42,47 @@ logger = logging.getLogger(__name__)
 
 # Scores of the same text differ by less.
 ROUNDING = 0.005
+
+
+class Baseline:
+    """
+    A model to compare with: any encoder-decoder model, with its own tokenizer, tags and search settings.
+
+    Args:
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        device (`torch.device`): where it translates.
+
+    Raises:
+        ValueError: the model cannot be loaded, or cannot translate.
+    """
+
+    def __init__(self, name: str | Path, device: torch.device | str) -> None:
+        model, tokenizer = load_translator(name)
+        settings = model.generation_config
+        if (settings.num_beams or 1) == 1:
+            # They have no effect on greedy search, and transformers would warn about each.
+            settings.length_penalty = settings.early_stopping = None
+        self.translator = LineTranslator([model.to(device)], tokenizer)
+
+    def tagged(self, sentences: Sequence[str], target_language: str, prefix: str | None = None) -> list[str]:
+        """
+        Puts in front of sentences what the model has learned to read there: its tag of the target language, if it has
+        one, unless they have a tag; and their prefix, unless it is a tag that the vocabulary lacks.
+        """
+        tags = LanguageTags(self.translator.tokenizer)
+        tag = tags.by_language.get(target_language)
+        if prefix is not None and is_tag(prefix) and not has_tag(self.translator.tokenizer, prefix):
+            prefix = None
+
+        def fronted(text: str) -> str:
+            fronts = (None if tags.split(text)[0] else tag, prefix)
+            return " ".join(part for part in (*fronts, text) if part is not None)
+
+        return [fronted(text) if text.strip() else text for text in sentences]
+
+    def __call__(self, sentences: list[str]) -> list[str]:
+        """Translates sentences; those that are longer than the model accepts are translated in pieces."""
+        return [" ".join(best[0][1].splitlines()) for best in self.translator(sentences)]
 
 
 def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
