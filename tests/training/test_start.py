@@ -403,7 +403,8 @@ def test_a_run_of_a_preset_of_0_1_keeps_the_size_of_its_updates(tmp_path) -> Non
     earlier = {name: value for name, value in recorded.items() if name != key}
     for record, size in ((recorded, 25000), (earlier, None)):
         resume = Resume(
-            tmp_path, Progress(step=2, position={}, data={}, launch={}, nonfinite=0, seconds=1.0, recipe=record)
+            tmp_path,
+            Progress(step=2, position={}, data={}, launch={}, nonfinite=0, seconds=1.0, files={}, recipe=record),
         )
         assert resumed_recipe(recipe, resume).training.tokens_per_update == size
     # Without checkpoints, a finished run has its recipe.
