@@ -29,7 +29,7 @@ README = {
     "The cat has disappeared.": "Die Katze ist verschwunden.",
 }
 # Far below what any processor makes of the quickstart (about 97), far above what a broken search does (about 9).
-LEAST_BLEU = 80
+MIN_BLEU = 80
 
 # Says the translations of each way of `generate()` and of the pipeline, as JSON. Without the package the code that
 # travels with the model does the same.
@@ -123,7 +123,7 @@ def environment(home: Path) -> dict[str, str]:
 def assert_right(way: str, found: list[str], pairs: dict[str, str]) -> None:
     assert len(found) == len(pairs), way
     bleu = score(found, list(pairs.values()))["bleu"]
-    assert bleu > LEAST_BLEU, (way, bleu, dict(zip(pairs, found, strict=True)))
+    assert bleu > MIN_BLEU, (way, bleu, dict(zip(pairs, found, strict=True)))
 
 
 @pytest.mark.parametrize("code", ["of the package", "remote"])
@@ -158,7 +158,7 @@ def test_a_training_resumes_and_scores(run, pairs, tmp_path) -> None:
     shutil.copytree(run, tmp_path / "resumed")
     program("hf-vaswani", "train", str(ROOT / "configs" / "quickstart.yaml"), *recipe, cwd=tmp_path)
     result: dict[str, Any] = json.loads((tmp_path / "resumed" / "test.json").read_text("utf-8"))
-    assert result["step"] == 701 and result["bleu"] > LEAST_BLEU
+    assert result["step"] == 701 and result["bleu"] > MIN_BLEU
     assert_right("resumed", translate(tmp_path / "resumed" / "model", list(pairs), cwd=tmp_path), pairs)
     sides = [tmp_path / "test.en", tmp_path / "test.de"]
     for side, sentences in zip(sides, (pairs.keys(), pairs.values()), strict=True):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..translation.lines import LineTranslator
 
 # In bytes: a file without a line end for so long is not text.
-LONGEST_LINE = 2**28
+MAX_LINE = 2**28
 # A wider beam fills the memory and finds nothing better.
-MOST = {"num_beams": 1000, "n_best": 1000}
+MAX_COUNTS = {"num_beams": 1000, "n_best": 1000}
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -152,9 +152,9 @@ def add_recipe_verb(verbs: Any, name: str, purpose: str, run: Callable[[argparse
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
-    """Raises a `ValueError` if one of these options is below 1 or above its limit in `MOST`."""
+    """Raises a `ValueError` if one of these options is below 1 or above its limit in `MAX_COUNTS`."""
     for name in names:
-        value, most = getattr(options, name), MOST.get(name, math.inf)
+        value, most = getattr(options, name), MAX_COUNTS.get(name, math.inf)
         if value is not None and not 1 <= value <= most:
             expected = "at least 1" if most == math.inf else f"from 1 to {most}"
             raise ValueError(f"--{name.replace('_', '-')} must be {expected}, but it is {value}.")
@@ -181,7 +181,7 @@ def make_folder(folder: Path, key: str) -> None:
 
 def text_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file, without line ends; a .gz file is decompressed."""
-    return (line.rstrip("\r\n") for line in read_lines(path, LONGEST_LINE))
+    return (line.rstrip("\r\n") for line in read_lines(path, MAX_LINE))
 
 
 def warn_split(count: int, longest: int) -> None:

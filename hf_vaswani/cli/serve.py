@@ -42,7 +42,7 @@ DIRECTION = re.compile(r"(\w+)-(\w+)")
 # In seconds, in which the process ends after SIGTERM. All but the last few are for running requests.
 GRACE, LAST = 60, 5
 # Connections and requests of a worker at a time.
-MOST_CONNECTIONS = 2000
+MAX_CONNECTIONS = 2000
 # In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
 WORKER_TIMEOUT = 120
 # Errors that a command may end with in a sentence.
@@ -231,7 +231,7 @@ def _serve(options: argparse.Namespace) -> None:
             raise OSError(
                 f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}."
             ) from error
-        listening.listen(MOST_CONNECTIONS)
+        listening.listen(MAX_CONNECTIONS)
         listening.set_inheritable(True)
         settings: dict[str, Any] = {
             "log_config": None,
@@ -240,7 +240,7 @@ def _serve(options: argparse.Namespace) -> None:
             "http": "h11",
             "ws": "none",
             "server_header": False,
-            "limit_concurrency": MOST_CONNECTIONS,
+            "limit_concurrency": MAX_CONNECTIONS,
             "timeout_graceful_shutdown": GRACE - LAST,
             "timeout_worker_healthcheck": WORKER_TIMEOUT,
         }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 # In tokens: a pair that is longer on one side is left out.
-LONGEST = 512
+MAX_TOKENS = 512
 PURPOSE = "Writes the likely translations of each entry of a model's vocabulary, from the training text of its recipe."
 
 
@@ -52,7 +52,7 @@ def _shortlist(options: argparse.Namespace) -> None:
     parts = (recipe.data, *recipe.more_data)
     sources, targets = _ids([PairData().read_training(recipe, part) for part in parts], tokenizer, recipe)
     if not sources:
-        raise ValueError(f"The training text has no pairs of at most {LONGEST} tokens with text on both sides.")
+        raise ValueError(f"The training text has no pairs of at most {MAX_TOKENS} tokens with text on both sides.")
     settings, size = recipe.shortlist, VaswaniConfig.from_pretrained(folder).vocab_size
     frequent = [entry for entry, _ in Counter(chain.from_iterable(targets)).most_common(settings.frequent)]
     translations = likely_translations(sources, targets, size, settings.candidates, frequent)
@@ -90,7 +90,7 @@ def _ids(parts: "list[Source]", tokenizer: "Any", recipe: "Recipe") -> tuple[lis
         encoded = encode_rows(texts[0], texts[1], range(len(rows)), tokenizer, part.front)
         for source, target in zip(*(encoded[f"{side}_ids"].to_pylist() for side in ("source", "target")), strict=True):
             # Their products would fill the memory.
-            if max(len(source), len(target)) <= LONGEST:
+            if max(len(source), len(target)) <= MAX_TOKENS:
                 sources.append(source)
                 targets.append(target)
     return sources, targets

@@ -275,7 +275,7 @@ def _check_files(files: list[Path], output: Path | None) -> None:
 
 def _source_lines(files: list[Path], translators: LoadedModels) -> Iterator[str]:
     if not files:
-        lines = decode_lines(sys.stdin.buffer, STANDARD_INPUT, inputs.LONGEST_LINE)
+        lines = decode_lines(sys.stdin.buffer, STANDARD_INPUT, inputs.MAX_LINE)
         yield from translators.tagged((line.rstrip("\r\n") for line in lines), STANDARD_INPUT)
     for path in files:
         yield from translators.tagged(text_lines(path), str(path))

@@ -15,7 +15,7 @@ SIDES = ("source", "target")
 # Lengths in words that the histogram distinguishes: from each number up to the next.
 EDGES = (0, 1, 6, 11, 16, 21, 31, 41, 61, 81, 101, 151, 201)
 # Longer sentences are counted as this long in quantiles.
-LONGEST = 5000
+MAX_WORDS = 5000
 
 MEANINGS = {
     "empty": "a side has no text",
@@ -49,7 +49,7 @@ class Report:
         same_source (`int`), same_target (`int`): different pairs of which one side was there before.
         held_out (`dict[str, dict[str, int]]`): by set, its `pairs`, and those `found` in the training text by a side.
         words, characters (`np.ndarray` of shape `(2,)`): of source and target.
-        lengths (`np.ndarray` of shape `(2, LONGEST + 1)`): sentences of each number of words.
+        lengths (`np.ndarray` of shape `(2, MAX_WORDS + 1)`): sentences of each number of words.
         scripts, languages (`tuple[Counter[str], Counter[str]]`): letters of each script, and sentences in each
             language, of source and target; those that cannot be told with a confidence of `max_foreign` are "?".
     """
@@ -67,7 +67,7 @@ class Report:
     held_out: dict[str, dict[str, int]] = field(default_factory=dict)
     words: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
     characters: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros((2, LONGEST + 1), dtype=np.int64))
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros((2, MAX_WORDS + 1), dtype=np.int64))
     scripts: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     languages: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
@@ -79,7 +79,7 @@ class Report:
         self.words += measures.words.sum(axis=0)
         self.characters += measures.characters.sum(axis=0)
         for i, counter in enumerate(self.scripts):
-            self.lengths[i] += np.bincount(np.minimum(measures.words[:, i], LONGEST), minlength=LONGEST + 1)
+            self.lengths[i] += np.bincount(np.minimum(measures.words[:, i], MAX_WORDS), minlength=MAX_WORDS + 1)
             letters = measures.scripts[i].sum(axis=0)
             counter.update({script_names()[j].lower(): int(letters[j]) for j in np.flatnonzero(letters)})
         for counter, side in zip(self.languages, measures.languages, strict=False):
@@ -89,7 +89,7 @@ class Report:
     @property
     def histogram(self) -> list[list[int]]:
         """Sentences between two `EDGES` each, of source and target; the last has all that are longer."""
-        return [[int(side[a:b].sum()) for a, b in pairwise((*EDGES, LONGEST + 1))] for side in self.lengths]
+        return [[int(side[a:b].sum()) for a, b in pairwise((*EDGES, MAX_WORDS + 1))] for side in self.lengths]
 
     def quantile(self, side: int, share: float) -> int:
         """Returns the number of words that a share of the sentences of a side does not exceed."""

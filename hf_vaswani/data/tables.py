@@ -32,7 +32,7 @@ KINDS = (*DELIMITERS, *JSON, PARQUET)
 TEXT = ("string", "large_string", "string_view")
 
 # Longest field of a CSV file, in characters: an unclosed quotation mark makes one field of the rest of the file.
-LONGEST_FIELD = 10_000_000
+MAX_FIELD = 10_000_000
 # A text may begin with one when files were concatenated.
 BYTE_ORDER_MARK = "\ufeff"
 
@@ -328,7 +328,7 @@ def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
     # The limit is global to the process, so it is raised only while a row is read.
-    before = csv.field_size_limit(LONGEST_FIELD)
+    before = csv.field_size_limit(MAX_FIELD)
     try:
         return next(rows, None)
     finally:

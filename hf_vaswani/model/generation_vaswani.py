@@ -65,7 +65,7 @@ EARLY_STOPPING: dict[str, bool | str] = {"gnmt": "never", "power": False}
 CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
 # Settings that are whole numbers of at least 1, and the largest exponent of a length that float32 can represent.
 COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
-LARGEST_ALPHA = 10
+MAX_ALPHA = 10
 
 # ---- Hooks of generate() ------------------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ def check_settings(generation_config: GenerationConfig) -> None:
             expected = "a whole number of at least 1"
         elif name == "max_length_offset" and (type(value) is not int or value < 0):
             expected = "None or a whole number of at least 0"
-        elif name == "length_penalty" and (not isinstance(value, (int, float)) or abs(value) > LARGEST_ALPHA):
-            expected = f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
+        elif name == "length_penalty" and (not isinstance(value, (int, float)) or abs(value) > MAX_ALPHA):
+            expected = f"a number from -{MAX_ALPHA} to {MAX_ALPHA}"
         if expected:
             raise ValueError(f"{name} must be {expected}, but it is {value!r}.")
 

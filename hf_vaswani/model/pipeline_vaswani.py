@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from transformers import GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sentences_vaswani import (
-    LEAST,
     LOCK,
+    MIN_LONGEST,
     LanguageTags,
     Parts,
     batch_limits,
@@ -174,8 +174,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 ("return_tensors", "clean_up_tokenization_spaces", "in_parts"),
             )
         )
-        if (longest := before.get("longest_sentence", LEAST)) < LEAST:
-            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {longest}.")
+        if (longest := before.get("longest_sentence", MIN_LONGEST)) < MIN_LONGEST:
+            raise ValueError(f"longest_sentence must be at least {MIN_LONGEST} tokens, but it is {longest}.")
         # Ids and streams are those of one sentence.
         is_streamed = kwargs.get("streamer") is not None
         if is_streamed or "return_tensors" in after:
@@ -298,7 +298,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if self.translates and not truncation and not is_whole:
             longest = longest_sentence or longest_source([self.model], self.tokenizer)
             # A model with fewer positions has no room for pieces.
-            longest = longest if longest >= LEAST else None
+            longest = longest if longest >= MIN_LONGEST else None
         settings: dict[str, Any] = {"truncation": truncation, "verbose": longest is None}
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if truncation and positions is not None and positions < self.tokenizer.model_max_length:

@@ -206,7 +206,7 @@ class LanguageTags:
 
 # In tokens: the longest sentence that is not cut, for a model that does not say; the same for one that was trained on
 # short text alone; and the least that may be asked for.
-LONGEST, SHORT, LEAST = 1024, 128, 16
+LONGEST, SHORT, MIN_LONGEST = 1024, 128, 16
 # A normalizer may make several tokens of one byte, also beside the rules of Unicode.
 TOKENS_OF_A_BYTE = 3
 SPACE = re.compile(r"\s+")
@@ -326,17 +326,17 @@ def _middle(text: str, start: int, end: int) -> int:
 
 # Positions of a batch, rows times longest; of a batch with more padding than text; and how many times as many an
 # accelerator translates at once.
-MOST_POSITIONS, MOST_PADDED, TIMES_ON_ACCELERATORS = 4096, 1024, 4
+MAX_POSITIONS, MAX_PADDED, TIMES_ON_ACCELERATORS = 4096, 1024, 4
 
 
 def batch_limits(device: torch.device, num_beams: int, usual: int) -> tuple[int, int]:
     """Returns `most` and `padded` of a search: less with more beams than usual, more on an accelerator, to fill it."""
     times = usual * (1 if device.type == "cpu" else TIMES_ON_ACCELERATORS)
-    return MOST_POSITIONS * times // max(usual, num_beams), MOST_PADDED * times // max(usual, num_beams)
+    return MAX_POSITIONS * times // max(usual, num_beams), MAX_PADDED * times // max(usual, num_beams)
 
 
 def length_groups(
-    lengths: Sequence[int], most: int = MOST_POSITIONS, padded: int = MOST_PADDED, rows: int | None = None
+    lengths: Sequence[int], most: int = MAX_POSITIONS, padded: int = MAX_PADDED, rows: int | None = None
 ) -> list[list[int]]:
     """
     Groups sentences of similar length into batches, so that memory follows the number of tokens. Returns the numbers

@@ -21,7 +21,7 @@ from .worker import ShardWorker, TextTranslator
 logger = logging.getLogger(__name__)
 
 # A shard whose process dies so often is an error, not an endless work.
-MOST_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 # Folder of the marks of shards that are being translated, beside the results.
 ATTEMPTS = "attempts"
 
@@ -80,7 +80,7 @@ class _Worker:
             return {"record": "", "error": f"Shard {row['shard']}: {type(error).__name__}: {error}"}
 
     def _translated(self, number: int) -> ShardRecord:
-        names = [f"{ATTEMPTS}/{number:05}-{attempt}.json" for attempt in range(1, MOST_ATTEMPTS + 1)]
+        names = [f"{ATTEMPTS}/{number:05}-{attempt}.json" for attempt in range(1, MAX_ATTEMPTS + 1)]
         before = set(self.folder.sizes(ATTEMPTS))
         name = next((name for name in names if name.rpartition("/")[2] not in before), None)
         if name is None:
@@ -88,7 +88,7 @@ class _Worker:
             url = self.manifest.sources[shard.source].url
             raise OSError(
                 f"The process that translates shard {number}, which begins at row {shard.first} of {url}, has died "
-                f"{MOST_ATTEMPTS} times, perhaps for lack of memory."
+                f"{MAX_ATTEMPTS} times, perhaps for lack of memory."
             )
         self.folder.write_json(name, {"machine": platform.node(), "process": os.getpid()})
         try:

@@ -33,7 +33,7 @@ BLOCK = 8192
 # The types of the columns are those of so many rows of JSON.
 ROWS_OF_SCHEMA = 10_000
 # A cell of CSV may be as long as a document.
-LONGEST_CELL = 2**31 - 1
+MAX_CELL = 2**31 - 1
 
 # Python has fewer dates than Parquet, which does not check that text is UTF-8 either.
 UNKNOWN_TO_PYTHON = (OverflowError, ValueError)
@@ -396,7 +396,7 @@ def _cells(source: Source, lines: Iterable[str]) -> Iterator[list[str]]:
         texts = (line.rstrip("\r\n") for line in lines)
         yield from (text.split("\t") for text in texts if text)
         return
-    csv.field_size_limit(LONGEST_CELL)
+    csv.field_size_limit(MAX_CELL)
     rows = csv.reader(lines, strict=True)
     try:
         for row in rows:

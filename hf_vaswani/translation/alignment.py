@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..model.modeling_vaswani import eager_attention_forward
 from ..model.sentences_vaswani import (
     LOCK,
-    MOST_POSITIONS,
+    MAX_POSITIONS,
     LanguageTags,
     Parts,
     evaluation_mode,
@@ -383,7 +383,7 @@ def _attention(
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
     lengths = [max(len(side.ids) for side in pair) for pair in pairs]
     # Padded to its longer side, a pair is a square; but where it is short, its layers need more than its attention.
-    sizes = [length * max(length, MAX_SCORES // MOST_POSITIONS) for length in lengths]
+    sizes = [length * max(length, MAX_SCORES // MAX_POSITIONS) for length in lengths]
     with evaluation_mode(model):
         for batch in length_groups(sizes, MAX_SCORES, MAX_SCORES // 4, batch_size):
             inputs, outputs = (

@@ -32,7 +32,7 @@ from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import check_weights, read_json, split_revision
 from ..model import heads_vaswani as heads
-from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
+from ..model.generation_vaswani import CHOICES, MAX_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
 from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import find_non_finite
@@ -69,8 +69,8 @@ FORMS = FORMS_OF_IDS | {
         "a whole number from 0 to 9,999,999",
     ),
     "length_penalty": (
-        rf"-?({LARGEST_ALPHA}(\.0)?|\d(\.\d+)?(e-\d+)?)",
-        f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}",
+        rf"-?({MAX_ALPHA}(\.0)?|\d(\.\d+)?(e-\d+)?)",
+        f"a number from -{MAX_ALPHA} to {MAX_ALPHA}",
     ),
     "repetition_penalty|temperature|top_p": (r"-?\d.*", "a number"),
     "do_sample|use_cache|output_(scores|logits|attentions|hidden_states)": ("true|false", "true or false"),

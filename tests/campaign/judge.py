@@ -20,7 +20,7 @@ SEED = int(os.environ.get("CAMPAIGN_SEED") or 1)
 FULL = bool(os.environ.get("CAMPAIGN_SEED"))
 
 # Maximum characters of an error message, which may contain the folders of the tests.
-LONGEST_SENTENCE = 1500
+MAX_SENTENCE = 1500
 
 
 def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
@@ -46,7 +46,7 @@ def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
     said = [line for line in end.err.replace("\r", "\n").splitlines() if line.startswith("hf-vaswani: ")]
     if len(said) != 1 or said[0].strip() != end.sentence:
         return f"exit code {end.code} without one sentence at the end{shown}"
-    if len(said[0]) > LONGEST_SENTENCE:
+    if len(said[0]) > MAX_SENTENCE:
         return f"a sentence of {len(said[0])} letters: {said[0][:500]} ..."
     return None
 

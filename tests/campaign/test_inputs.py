@@ -19,7 +19,7 @@ from hf_vaswani.recipe import Recipe
 from hf_vaswani.recipe_file import load_recipe
 from tests.children import LIMIT
 
-from .judge import FULL, LONGEST_SENTENCE, SEED, Campaign
+from .judge import FULL, MAX_SENTENCE, SEED, Campaign
 
 KEYS = sorted(Recipe().flat())
 # Plausible and implausible values.
@@ -114,7 +114,7 @@ def right_or_refused(*named: str) -> Iterator[None]:
     except (ValueError, OSError) as error:
         sentence = " ".join(str(error).split())
         assert type(error) in (ValueError, FileNotFoundError) or isinstance(error, OSError), repr(error)
-        assert 0 < len(sentence) < LONGEST_SENTENCE, f"a sentence of {len(sentence)} letters: {sentence[:300]}"
+        assert 0 < len(sentence) < MAX_SENTENCE, f"a sentence of {len(sentence)} letters: {sentence[:300]}"
         assert any(word in sentence for word in named), f"names nothing: {sentence[:300]}"
 
 

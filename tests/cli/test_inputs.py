@@ -99,7 +99,7 @@ def test_compressed_text_is_read(tiny_run, texts, capsys) -> None:
 
 
 def test_a_line_without_end_is_refused(tiny_run, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(inputs, "LONGEST_LINE", 2**20)
+    monkeypatch.setattr(inputs, "MAX_LINE", 2**20)
     assert main(["translate", "/dev/zero", "--model", str(tiny_run / "model")]) == 2
     assert "/dev/zero, line 1, is longer than 1,048,576 bytes" in capsys.readouterr().err
 

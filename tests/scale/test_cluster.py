@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vaswani.scale.cluster import MOST_ATTEMPTS, Workers, translate_on_ray
+from hf_vaswani.scale.cluster import MAX_ATTEMPTS, Workers, translate_on_ray
 from hf_vaswani.scale.worker import ShardWorker, TextTranslator
 
 from ..conftest import ROOT
@@ -98,7 +98,7 @@ def test_a_shard_that_kills_its_process_is_an_error(cluster, table, tmp_path) ->
     load_killer: Callable[[], TextTranslator] = partial(load_slowly, tmp_path, "50")
     with pytest.raises(ValueError, match=r"shard 12, which begins at row 49 of .*table\.parquet, has died 4 times"):
         list(translate_on_ray(manifest(table), str(tmp_path / "out"), [11, 12], load_killer, Workers()))
-    assert len(list(tmp_path.glob("*.pid"))) <= MOST_ATTEMPTS + 2
+    assert len(list(tmp_path.glob("*.pid"))) <= MAX_ATTEMPTS + 2
 
 
 def broken() -> TextTranslator:
