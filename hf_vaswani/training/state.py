@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import CheckpointException
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import GenerationConfig
@@ -321,8 +322,8 @@ def _load_checkpoint(run: Run, state: TrainState, resume: Resume) -> None:
         run.accelerator.load_state(str(checkpoint))
         if state.adapters is not None:
             load_adapters(state.adapters, checkpoint)
-    # A damaged pickle may raise anything.
-    except Exception as error:
+    # A damaged pickle may raise anything, and a damaged shard an error that is no `Exception`.
+    except (Exception, CheckpointException) as error:
         raise ValueError(
             f"{checkpoint} could not be loaded: {error}. If it is damaged, delete it to resume from the one before."
         ) from error
