@@ -17,7 +17,7 @@ from .publishing import PublishingError, publishing_errors
 PACKAGE = Path(__file__).resolve().parent.parent
 # The demo page and what it imports; the package is not on the index that Spaces install from.
 PARTS = (
-    *("__init__.py", "version.py", "files.py", "memory.py", "removed_tasks.py"),
+    *("__init__.py", "version.py", "extras.py", "files.py", "memory.py", "removed_tasks.py"),
     *("model/*.py", "serving/*.py", "visualization/*"),
     *(f"translation/{name}.py" for name in ("__init__", "alignment", "markup", "placement", "precision", "shortlist")),
 )

@@ -50,6 +50,9 @@ with extra("train"):
 
 logger = logging.getLogger(__name__)
 
+# Accelerate's folder for the weights of FSDP, a file of each process.
+SHARDS = "pytorch_model_fsdp_"
+
 
 @dataclass
 class TrainState:
@@ -298,11 +301,17 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
         nonfinite=state.nonfinite,
         seconds=round(state.seconds, 1),
         files=digests(folder),
-        state=None if state.ema is None else {WEIGHTS: digest(folder / WEIGHTS)},
+        state=_digests_of_training(folder, state.ema is not None) or None,
         recipe=unchangeable(run.recipe),
         validations=read_validations(run.folder),
         start=None if state.adapters is None else run.start,
     )
+
+
+def _digests_of_training(folder: Path, has_average: bool) -> dict[str, str]:
+    """Returns the SHA-256 of the weights that a training goes on with, where they are not those of its model."""
+    paths = [*([folder / WEIGHTS] if has_average else []), *sorted(folder.glob(f"{SHARDS}*/*"))]
+    return {str(path.relative_to(folder)): digest(path) for path in paths}
 
 
 def _remove_old_checkpoints(run: Run) -> None:

@@ -27,7 +27,7 @@ def test_the_image_has_what_the_build_needs() -> None:
         assert (ROOT / path).exists() and f"!{path}" in allowed
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     build = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {project["project"]["readme"], *project["project"]["license-files"], *build["force-include"]}
+    needed = {project["project"]["readme"], *project["project"]["license-files"]}
     needed |= {path.removeprefix("/") for path in build["include"]}
     assert needed <= set(copied)
     (install,) = (line for line in instructions("RUN") if line.startswith("pip install"))

@@ -58,10 +58,6 @@ def test_lines_of_other_settings_are_refused_and_kept(tmp_path) -> None:
     pairs.finish()
     with pytest.raises(ValueError, match=r"pairs\.tsv was made with other settings: top_k was None and is 5\. Name"):
         table(tmp_path, top_k=5).begin()
-    record = json.loads(pairs.record.read_text())
-    pairs.record.write_text(json.dumps(record | {"seed": 3}))
-    with pytest.raises(ValueError, match=r"pairs\.tsv\.json was changed or damaged"):
-        table(tmp_path).begin()
     pairs.record.unlink()
     with pytest.raises(ValueError, match=r"pairs\.tsv exists already, without the record of its settings"):
         table(tmp_path).begin()
