@@ -318,7 +318,7 @@ def _remains(
     if start == end or not taken <= pieces or _is_within_word(targets, start) or _is_within_word(targets, end):
         return None
     around = [i for i in range(*inside) if i not in source.texts and _is_word(source.text[slice(*source.spans[i])])]
-    if around:
+    if around and words:
         # For each word of the source, the word that most probably translates it.
         columns = attention[words][:, around]
         best, places = columns.max(dim=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_vaswani.translation.alignment import AlignedPart, Alignment
@@ -190,6 +190,8 @@ TARGETS = st.lists(
     st.lists(TARGETS.map("".join), min_size=40, max_size=40),
     st.integers(0, 999),
 )
+# A translation without a word.
+@example("one  ``a`` ", ["``", *[""] * 39], 0)
 def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translations, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     left = iter(translations * 9)
