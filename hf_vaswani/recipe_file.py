@@ -420,8 +420,8 @@ def load_recipe(
     is_reversed, argv = "--reverse" in argv, [word for word in argv if word != "--reverse"]
     path = _recipe_file(argv[0]) if argv and not argv[0].startswith("-") else None
     content = {} if path is None else _read_file(path)
-    overrides = dict(_options(argv if path is None else argv[1:]))
-    for key, value in _options(argv if path is None else argv[1:]):
+    options = list(_options(argv if path is None else argv[1:]))
+    for key, value in options:
         if key == "recipe":
             content = _merged(content, _read_file(_recipe_file(value)))
         else:
@@ -445,7 +445,7 @@ def load_recipe(
             )
         recipe.run_dir = str(Path("runs") / path.stem)
     if is_reversed:
-        _reverse(recipe, overrides)
+        _reverse(recipe, dict(options))
     return recipe
 
 

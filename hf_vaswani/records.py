@@ -139,8 +139,8 @@ class Progress:
         nonfinite (`int`): skipped updates in a row, up to this one.
         seconds (`float`): duration of the training so far.
         files (`dict[str, str]`): SHA-256 of the model's files, by name.
-        state (`dict[str, str]`, *optional*): SHA-256 of the weights behind a moving average, by name; in 0.1 of all
-            files that are not the model's.
+        state (`dict[str, str]`, *optional*): SHA-256 of weights that are not the model's, by name: those behind a
+            moving average, and shards; in 0.1 of all files that are not the model's.
         recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
         validations (`list[Validation]`, *optional*): validations so far.
         start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that adapters belong to, by name.
