@@ -8,14 +8,18 @@
 # (5) is the beam size of the translations. LAUNCHER (python) starts each step: "torchrun --nproc_per_node=2", for example.
 # The models and their translations are in RUN_FOLDER.diversified. What is done is not repeated by the same command.
 set -euo pipefail
+if [ $# -lt 2 ]; then
+    echo "usage: bash diversify.sh RECIPE.yaml RUN_FOLDER [--section.key value ...]" >&2
+    exit 2
+fi
 recipe=$1 run=$2
 shift 2
 folder=$run.diversified
-mkdir -p "$folder"
 
 # The text of both sides, each sentence once; and what the recipe says about its pairs.
 facts=$(python - "$folder" "$recipe" "$@" << 'PYTHON'
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,14 +27,28 @@ from hf_vaswani.data.sources import PairData
 from hf_vaswani.files import atomic_lines, tsv_cell
 from hf_vaswani.recipe_file import load_recipe
 
-recipe = load_recipe(sys.argv[2:])
-if len(recipe.language_pairs) > 1:
-    sys.exit(f"diversify.sh needs sources of one direction, but the recipe has {recipe.language_pairs}.")
+folder, *arguments = sys.argv[1:]
+try:
+    recipe = load_recipe(arguments)
+    if len(recipe.language_pairs) > 1:
+        raise ValueError(f"The sources must have one direction, but those of the recipe have {recipe.language_pairs}.")
+    # Whatever the other direction refuses is said before hours of training.
+    if "backward" in os.environ.get("DIRECTIONS", "forward backward"):
+        if recipe.initialize.from_ is not None:
+            raise ValueError(
+                f"initialize.from is {recipe.initialize.from_}, from which models of the other direction cannot start: "
+                "set DIRECTIONS=forward, or start from random weights."
+            )
+        load_recipe([*arguments, "--hub.repo_id", "null", "--reverse"])
+    texts = [PairData().read_training(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
+except (ValueError, OSError) as error:
+    print(f"diversify.sh: {error}", file=sys.stderr)
+    sys.exit(2)
+Path(folder).mkdir(parents=True, exist_ok=True)
 languages = dict(zip(("source", "target"), recipe.language_pairs[0]))
-texts = [PairData().read_training(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
 for side, language in languages.items():
     lines = (tsv_cell(row[side]).strip() for text in texts for row in text)
-    with atomic_lines(Path(sys.argv[1], f"text.{language}")) as file:
+    with atomic_lines(Path(folder, f"text.{language}")) as file:
         file.writelines(f"{line}\n" for line in dict.fromkeys(lines) if line)
 pairs = {f"{side}_language": language for side, language in languages.items()} | {"prefix": recipe.data.prefix}
 print(recipe.seed, *languages.values(), json.dumps(pairs))

@@ -223,6 +223,17 @@ def test_diversify_gives_each_model_its_seed_and_direction(tmp_path) -> None:
     done = diversify([recipe, "out", *start], tmp_path, **variables, DIRECTIONS="forward")
     lines = [json.loads(line)[1:] for line in done.stdout.splitlines()]
     assert [load_recipe(words).initialize.from_ for words in lines] == ["user/model"] * 5
+    # Wrong input is one sentence before anything is trained, and leaves nothing.
+    for command, words in (
+        ([recipe], "usage: "),
+        (["none.yaml", "wrong"], "The recipe file 'none.yaml' does not exist."),
+        ([recipe, "wrong", "--data.train_files=none.tsv"], "There is no file 'none.tsv'"),
+        ([recipe, "wrong", *start], "set DIRECTIONS=forward, or start from random weights."),
+        ([recipe, "wrong", "--task=text_to_text"], "--reverse needs task 'translation'"),
+    ):
+        done = diversify(command, tmp_path, **variables)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not done.stdout and not (tmp_path / "wrong.diversified").exists()
 
 
 @pytest.mark.process
