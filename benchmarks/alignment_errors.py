@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hf_vaswani import alignments
-from hf_vaswani.data.lexicon import train_model_1
+from hf_vaswani.corpus.lexicon import train_model_1
 from hf_vaswani.data.pocket_corpus import read_pocket_corpus
 from hf_vaswani.translation.alignment import METHODS, choose_alignment
 from hf_vaswani.translation.loading import load_translator

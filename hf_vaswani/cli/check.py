@@ -20,9 +20,9 @@ from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cel
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..data.checking import Checker
-    from ..data.duplicates import Duplicates, HeldOut
-    from ..data.report import Report
+    from ..corpus.checking import Checker
+    from ..corpus.duplicates import Duplicates, HeldOut
+    from ..corpus.report import Report
     from ..data.sources import Source
     from ..recipe import Recipe
 
@@ -146,8 +146,8 @@ def _reports(
 ) -> "list[Report]":
     import numpy as np
 
-    from ..data.checking import Checker
-    from ..data.duplicates import Duplicates
+    from ..corpus.checking import Checker
+    from ..corpus.duplicates import Duplicates
 
     limits = _limits(options.limits)
     identifier = None if options.no_language else _identifier()
@@ -265,8 +265,8 @@ def _as_keys(options: argparse.Namespace) -> list[str]:
 
 def _new_report(source: "Source", checker: "Checker", set_limits: dict[str, Any]) -> "Report":
     """Proposes limits, and starts the report of a source with them."""
-    from ..data.checking import Limits
-    from ..data.report import Report
+    from ..corpus.checking import Limits
+    from ..corpus.report import Report
 
     split = "validation" if "validation" in source.pairs else "train"
     rows = list(islice(source.pairs[split], SAMPLE))
@@ -282,7 +282,7 @@ def _new_report(source: "Source", checker: "Checker", set_limits: dict[str, Any]
 
 def _limits(words: list[str]) -> dict[str, Any]:
     """Reads the limits that are given as NAME=VALUE."""
-    from ..data.checking import Limits
+    from ..corpus.checking import Limits
 
     kinds: dict[str, Any] = {each.name: each.type for each in fields(Limits)}
     found: dict[str, Any] = {}
@@ -374,7 +374,7 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
 def _write_reports(
     options: argparse.Namespace, reports: "list[Report]", draw: "Callable[[Sequence[Report]], bytes] | None"
 ) -> None:
-    from ..data.report import total
+    from ..corpus.report import total
 
     for report in reports:
         sys.stdout.write(report.as_text() + "\n")

@@ -31,7 +31,7 @@ def _shortlist(options: argparse.Namespace) -> None:
     from ..recipe_file import load_recipe
 
     recipe = load_recipe(options.arguments, "hf-vaswani shortlist", PURPOSE)
-    from ..data.lexicon import likely_translations
+    from ..corpus.lexicon import likely_translations
     from ..data.sources import PairData
     from ..data.tokenizer import load_tokenizer
     from ..files import atomic_write_text

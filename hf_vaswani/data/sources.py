@@ -9,13 +9,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..corpus.duplicates import HeldOut
 from ..extras import extra
 from ..model.sentences_vaswani import LanguageTags
 from ..recipe import PAIR_TASKS, Alteration, Recipe, SourceRecipe
 from ..records import public
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
-from .duplicates import HeldOut
 from .encoding import EncodedRows, encode_pairs, pair_lengths
 from .reading import load_pairs
 from .remote import file_name

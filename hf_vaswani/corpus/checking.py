@@ -2,31 +2,31 @@
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .characters import count_characters, script_names
-
 # Everything that may be wrong with a pair, in the order of the report.
-REASONS = (
-    "empty",
-    "encoding",
-    "identical",
-    "length",
-    "ratio",
-    "letters",
-    "script",
-    "language",
-    "numbers",
-    "urls",
-    "markup",
-    "held_out",
-    "duplicate",
-)
+REASONS = {
+    "empty": "a side has no text",
+    "encoding": "text that was decoded wrongly, such as Ã¤, or control characters",
+    "identical": "source and target are the same, with more than max_identical words in lower case",
+    "length": "a side has more than max_length words",
+    "ratio": "the target is more than max_ratio times longer or shorter than usual",
+    "letters": "letters are less than min_letters of a side's characters",
+    "script": "most letters of a side are in another script",
+    "language": "a side is in another language, with more confidence than max_foreign",
+    "numbers": "more than max_numbers numbers are on one side only",
+    "urls": "more than max_urls addresses are on one side only",
+    "markup": "more than max_markup tags, placeholders or backticks are on one side only",
+    "held_out": "the source or the target is also in the validation or test text",
+    "duplicate": "the pair is there before",
+}
 
 # A side in this many letters or more is judged by its language, and by its script.
 ENOUGH_LETTERS = 20
@@ -350,3 +350,111 @@ def _numbers(sentence: str) -> list[str]:
 def _hosts(sentence: str) -> list[str]:
     # The host without its first parts, which may be those of a language, as in en.wikipedia.org.
     return [".".join(host.rstrip(".").lower().split(".")[-2:]) for host in _URL.findall(sentence)]
+
+
+# ---- Characters ---------------------------------------------------------------------------------------------------
+
+# Kinds before the scripts. A letter without a script is one of many, as the ordinal indicators and combining marks.
+SPACE, SIGN, DIGIT, DAMAGED, UNSCRIPTED = range(5)
+FIRST_SCRIPT = 5
+# Code points from here on are no letters but variants and marks.
+LAST = 0x323B0
+
+# First words in the names of letters that are the script of no language, or one of several of a language.
+_UNSCRIPTED = frozenset(
+    "COMBINING MODIFIER MATHEMATICAL FEMININE MASCULINE MICRO VARIATION DOUBLE-STRUCK CARON SUPERSCRIPT EULER ROMAN "
+    "SCRIPT BLACK-LETTER PLANCK KELVIN ANGSTROM OHM INFORMATION TURNED FULLWIDTH".split()
+)
+_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH", "IDEOGRAPHIC", "VERTICAL"), "CJK")
+# Scripts without spaces between words: each of their letters counts as a word.
+_WITHOUT_SPACES = ("CJK", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+
+
+@cache
+def _kinds() -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the kind of each code point, and the names of the scripts."""
+    kinds = np.full(LAST + 1, SIGN, dtype=np.uint8)
+    scripts: dict[str, int] = {}
+    for code in range(LAST):
+        character = chr(code)
+        category = unicodedata.category(character)
+        if category[0] in "LM":
+            word = unicodedata.name(character, "VARIATION").split(maxsplit=1)[0]
+            word = _TOGETHER.get(word, word)
+            kinds[code] = UNSCRIPTED if word in _UNSCRIPTED else scripts.setdefault(word, FIRST_SCRIPT + len(scripts))
+        elif category == "Nd":
+            kinds[code] = DIGIT
+        elif character in "\t\n\r":
+            kinds[code] = SPACE
+        elif category in ("Cc", "Co", "Cs", "Zl", "Zp") or character == "\ufffd":
+            kinds[code] = DAMAGED
+        elif character.isspace():
+            kinds[code] = SPACE
+    return kinds, tuple(scripts)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """
+    Counts of characters in some sentences.
+
+    Attributes:
+        kinds (`np.ndarray` of `int64`, of shape `(sentences, kinds)`): characters of each kind; the first columns are
+            `SPACE`, `SIGN`, `DIGIT`, `DAMAGED` and `UNSCRIPTED`, the others scripts.
+        words (`np.ndarray` of `int64`, of shape `(sentences,)`): words separated by white space; in scripts that have
+            none between words, such as Han, kana and Thai, each letter counts as a word.
+    """
+
+    kinds: np.ndarray
+    words: np.ndarray
+
+    @property
+    def characters(self) -> np.ndarray:
+        """Characters without white space, of shape `(sentences,)`."""
+        return self.kinds.sum(axis=1) - self.kinds[:, SPACE]
+
+    @property
+    def scripts(self) -> np.ndarray:
+        """Letters of each script, of shape `(sentences, scripts)`."""
+        return self.kinds[:, FIRST_SCRIPT:]
+
+    @property
+    def digits(self) -> np.ndarray:
+        """Digits, of shape `(sentences,)`."""
+        return self.kinds[:, DIGIT]
+
+    @property
+    def damaged(self) -> np.ndarray:
+        """Control characters, line and paragraph separators, and U+FFFD, of shape `(sentences,)`."""
+        return self.kinds[:, DAMAGED]
+
+    @property
+    def letters(self) -> np.ndarray:
+        """Letters and combining marks, of shape `(sentences,)`."""
+        return self.kinds[:, UNSCRIPTED:].sum(axis=1)
+
+
+def script_names() -> tuple[str, ...]:
+    """Returns the names of the scripts, in the order of [`Counts.scripts`]: the first words in Unicode's names."""
+    return _kinds()[1]
+
+
+def count_characters(sentences: Sequence[str]) -> Counts:
+    """
+    Counts the characters of sentences by kind.
+
+    Args:
+        sentences (`Sequence[str]`): sentences without surrogates.
+
+    Returns:
+        [`Counts`].
+    """
+    kinds, scripts = _kinds()
+    columns = FIRST_SCRIPT + len(scripts)
+    codes = np.frombuffer("".join(sentences).encode("utf-32-le"), dtype=np.uint32)
+    rows = np.repeat(np.arange(len(sentences)), list(map(len, sentences)))
+    flat = rows * columns + kinds[np.minimum(codes, LAST)]
+    table = np.bincount(flat, minlength=len(sentences) * columns).reshape(len(sentences), columns)
+    unspaced = [FIRST_SCRIPT + scripts.index(name) for name in _WITHOUT_SPACES]
+    words = np.fromiter((len(sentence.split()) for sentence in sentences), np.int64, len(sentences))
+    return Counts(table, np.maximum(words, table[:, unspaced].sum(axis=1)))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_vaswani.data import lexicon
-from hf_vaswani.data.lexicon import ITERATIONS, likely_translations, train_model_1
+from hf_vaswani.corpus import lexicon
+from hf_vaswani.corpus.lexicon import ITERATIONS, likely_translations, train_model_1
 
 
 def by_definition(sources: list[list[int]], targets: list[list[int]], empty: int) -> dict[tuple[int, int], float]:

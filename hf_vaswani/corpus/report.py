@@ -8,30 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .characters import script_names
-from .checking import REASONS, Limits, Measures, Norm
+from .checking import REASONS, Limits, Measures, Norm, script_names
 
 SIDES = ("source", "target")
 # Lengths in words that the histogram distinguishes: from each number up to the next.
 EDGES = (0, 1, 6, 11, 16, 21, 31, 41, 61, 81, 101, 151, 201)
 # Longer sentences are counted as this long in quantiles.
 MAX_WORDS = 5000
-
-MEANINGS = {
-    "empty": "a side has no text",
-    "encoding": "text that was decoded wrongly, such as Ã¤, or control characters",
-    "identical": "source and target are the same, with more than max_identical words in lower case",
-    "length": "a side has more than max_length words",
-    "ratio": "the target is more than max_ratio times longer or shorter than usual",
-    "letters": "letters are less than min_letters of a side's characters",
-    "script": "most letters of a side are in another script",
-    "language": "a side is in another language, with more confidence than max_foreign",
-    "numbers": "more than max_numbers numbers are on one side only",
-    "urls": "more than max_urls addresses are on one side only",
-    "markup": "more than max_markup tags, placeholders or backticks are on one side only",
-    "held_out": "the source or the target is also in the validation or test text",
-    "duplicate": "the pair is there before",
-}
 
 
 @dataclass
@@ -132,7 +115,7 @@ class Report:
         if any(self.languages):
             overview.append(("languages", *map(_shares, self.languages)))
         reasons = [
-            (reason, f"{self.found[reason]:,}", _percent(self.found[reason], self.pairs), MEANINGS[reason])
+            (reason, f"{self.found[reason]:,}", _percent(self.found[reason], self.pairs), REASONS[reason])
             for reason in REASONS
             if reason in self.found
         ]

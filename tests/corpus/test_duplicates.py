@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_vaswani.data.duplicates import Duplicates, HeldOut, Seen, folded
+from hf_vaswani.corpus.duplicates import Duplicates, HeldOut, Seen, folded
 
 
 @given(st.lists(st.lists(st.integers(-5, 40))))
