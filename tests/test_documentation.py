@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import pytest
@@ -379,6 +380,12 @@ def test_the_architecture_names_every_module() -> None:
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     modules = [path.stem for path in (ROOT / "hf_vaswani").rglob("*.py") if not path.stem.startswith("__")]
     assert set(modules) <= set(named)
+
+
+def test_the_names_of_the_reference_exist() -> None:
+    names = re.findall(r"^::: ([\w.]+)$", TEXTS["docs/api.md"], flags=re.MULTILINE)
+    assert names
+    assert not [name for name in names if locate(name) is None]
 
 
 # ---- The site ----------------------------------------------------------------------------------------------------
