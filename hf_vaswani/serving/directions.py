@@ -128,6 +128,16 @@ class Directions:
         best = max(sources, key=lambda source: ranks.get(_primary(source), 0.0))
         return Guess(best, round(100 * float(ranks.get(_primary(best), 0.0)), 1))
 
+    def of_request(self, texts: Sequence[str], source: str, target: str) -> tuple[tuple[str, str, str], Guess | None]:
+        """
+        Finds the model of a request, as [`~Directions.find`], and the language of its texts if the source is `auto`.
+
+        Raises:
+            LanguageError: no model translates it.
+        """
+        guess = self.source_of(texts, target) if source.lower() == AUTO else None
+        return self.find(source if guess is None else guess.language, target), guess
+
 
 @cache
 def language_name(code: str) -> str:

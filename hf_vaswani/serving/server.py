@@ -4,16 +4,13 @@ import asyncio
 import copy
 import json
 import logging
-import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from ..extras import extra
@@ -21,16 +18,19 @@ from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import ended_by
 from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
-from .directions import AUTO, Directions, Guess, LanguageError, language_name
+from .directions import Directions, LanguageError, language_name
+from .metrics import Metrics
 
 with extra("serve"):
-    import prometheus_client
-    from fastapi import FastAPI, Request
+    from fastapi import APIRouter, Depends, FastAPI, Request
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import HTMLResponse, JSONResponse, Response
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
+    from fastapi.routing import APIRoute
+    from prometheus_client import CONTENT_TYPE_LATEST
     from pydantic import BaseModel, Field, ValidationError
     from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException, MultiPartParser
+    from starlette.requests import ClientDisconnect
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +46,46 @@ BODY_TIMEOUT = 30.0
 FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
 CLIENT_IS_GONE = 499
-
-PATHS = ("/", "/translate", "/languages", "/detect", "/health", "/spec", "/metrics", "/frontend/settings")
 # Largest number of fields in a form.
 MAX_FIELDS = 20
 JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T")
+Body = TypeVar("Body", bound="RequestBody")
+
+
+# ---- Requests ----------------------------------------------------------------------------------------------------
+
+
+class RequestBody(BaseModel):
+    """Body of a request, as JSON or as a form."""
+
+    q: Any
+    api_key: str | None = Field(None, description="API key, where the server asks for one")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the request."""
+        return [self.q] if isinstance(self.q, str) else self.q
+
+
+class TranslateRequest(RequestBody):
+    """Body of `/translate`, as JSON or as a form."""
+
+    q: str | list[str] = Field(description="a text, or a list of texts")
+    source: str = Field(description="the code of the source language, or auto")
+    target: str = Field(description="the code of the target language")
+    format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
+    alternatives: int = Field(
+        0, ge=0, le=MAX_ALTERNATIVES, description="a number of further translations, from 0 to 10"
+    )
+
+
+class DetectRequest(RequestBody):
+    """Body of `/detect`, as JSON or as a form."""
+
+    q: str = Field(description="a text")
 
 
 @dataclass(frozen=True)
@@ -90,188 +121,51 @@ class Limits:
             raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.") from error
 
 
-class TranslateRequest(BaseModel):
-    """Body of `/translate`, as JSON or as a form."""
-
-    q: str | list[str] = Field(description="a text, or a list of texts")
-    source: str = Field(description="the code of the source language, or auto")
-    target: str = Field(description="the code of the target language")
-    format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
-    alternatives: int = Field(
-        0, ge=0, le=MAX_ALTERNATIVES, description="a number of further translations, from 0 to 10"
-    )
-    api_key: str | None = Field(None, description="API key, where the server asks for one")
-
-
-class DetectRequest(BaseModel):
-    """Body of `/detect`, as JSON or as a form."""
-
-    q: str = Field(description="a text")
-    api_key: str | None = Field(None, description="API key, where the server asks for one")
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Reads the body of a request: at most so many bytes, in limited time."""
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise RefusedError(413, f"The request is larger than {max_bytes:,} bytes.")
+    except TimeoutError as error:
+        raise RefusedError(408, f"The request did not arrive within {BODY_TIMEOUT:.0f} s.") from error
+    return body
 
 
-class Metrics:
-    """Metrics for Prometheus, served at `/metrics`. Workers add up theirs in the folder PROMETHEUS_MULTIPROC_DIR."""
-
-    def __init__(self) -> None:
-        # Each worker has a file of its own; an app of a program has a registry of its own.
-        shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        self.registry = registry = CollectorRegistry()
-        prefix = "hf_vaswani"
-        self.requests = Counter(f"{prefix}_requests", "Requests", ["path", "status"], registry=registry)
-        self.characters = Counter(f"{prefix}_characters", "Translated characters", registry=registry)
-        self.texts = Counter(f"{prefix}_texts", "Translated texts", registry=registry)
-        self.seconds = Histogram(f"{prefix}_request_seconds", "Seconds of a request", ["path"], registry=registry)
-        self.batches = Histogram(
-            f"{prefix}_batch_texts", "Texts of a batch", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
-        )
-        self.waiting = Gauge(
-            f"{prefix}_waiting_texts", "Texts that wait", multiprocess_mode="livesum", registry=registry
-        )
-        if shared:
-            self.registry = CollectorRegistry()
-            WorkersCollector(self.registry)
-
-
-class WorkersCollector(multiprocess.MultiProcessCollector):
-    """Adds up the metrics of all workers, except those of a file that one of them left damaged when it died."""
-
-    def collect(self) -> list[Any]:
-        """Returns the metrics."""
-        files = sorted(map(str, Path(self._path).glob("*.db")))
-        # The library knows no error of its own.
-        with suppress(Exception):
-            return self._checked(files)
-        found, readable = list[Any](), list[str]()
-        for file in files:
-            try:
-                found = self._checked([*readable, file])
-                readable.append(file)
-            except Exception as error:
-                logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
-        return found
-
-    def _checked(self, files: list[str]) -> list[Any]:
-        """Returns the metrics of files; raises an error if they cannot be read, added up or written as text."""
-        found = list(self.merge(files))
-        prometheus_client.generate_latest(cast(CollectorRegistry, SimpleNamespace(collect=lambda: found)))
-        return found
-
-
-class RequestLog:
-    """
-    Counts and logs requests, without their text, and answers those that fail.
-
-    Args:
-        app (ASGI application): the app.
-        metrics ([`Metrics`]): where they are counted.
-        paths (`Collection[str]`): the paths that are named; all others are `other`.
-    """
-
-    def __init__(self, app: Any, metrics: Metrics, paths: Collection[str]) -> None:
-        self.app, self.metrics, self.paths = app, metrics, paths
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Passes a request on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        start, status = time.perf_counter(), 0
-
-        async def send_on(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+async def read_fields(request: Request, body: bytes) -> dict[str, Any]:
+    """Reads the fields of a body, JSON or a form."""
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    # curl -d sends JSON as a form, too.
+    if media not in FORMS or body.lstrip().startswith(b"{"):
         try:
-            await self.app(scope, receive, send_on)
-        except Exception as error:
-            log_failure(error)
-            if status == 0:
-                await refusal(500, "The server failed.")(scope, receive, send_on)
-        path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.perf_counter() - start
-        status = status or CLIENT_IS_GONE
-        self.metrics.requests.labels(path, str(status)).inc()
-        self.metrics.seconds.labels(path).observe(seconds)
-        size = scope.get("state", {}).get("size", "")
-        logger.info(f"{scope['method']} {path} {status} {1000 * seconds:.0f} ms{size}")
+            fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(400, "The body is neither JSON nor a form.") from error
+        if not isinstance(fields, dict):
+            raise RefusedError(400, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.')
+        return fields
+    pairs: list[tuple[str, Any]]
+    try:
+        if media == FORMS[0]:
+            # The standard has everything in percent signs, and curl -d sends it as it is.
+            pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        else:
 
+            async def parts() -> AsyncGenerator[bytes, None]:
+                yield body
 
-def log_failure(error: Exception) -> None:
-    """Logs where an error was raised. Its message may have the text of a request in it."""
-    places = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
-    logger.error(f"{type(error).__name__}, whose message may have text in it and is left out:\n{places}")
-
-
-class BodyLimit:
-    """
-    Reads the whole body of each request before the app does: at most so many bytes, in limited time.
-
-    Args:
-        app (ASGI application): the app.
-        most_bytes (`int`): of a body.
-    """
-
-    def __init__(self, app: Any, most_bytes: int) -> None:
-        self.app, self.most_bytes = app, most_bytes
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Passes a request on with its body, or answers it."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        body = b""
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > self.most_bytes:
-                        answer = refusal(413, f"The request is larger than {self.most_bytes:,} bytes.")
-                        await answer(scope, receive, send)
-                        return
-        except TimeoutError:
-            await refusal(408, f"The request did not arrive within {BODY_TIMEOUT:.0f} s.")(scope, receive, send)
-            return
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self.app(scope, replay, send)
-
-
-def refusal(status: int, why: str, **headers: str) -> JSONResponse:
-    """Returns an error as LibreTranslate's clients expect it."""
-    # It may quote a language code that is no Unicode.
-    why = why.encode("utf-8", "replace").decode()
-    return JSONResponse({"error": why}, status, {name.replace("_", "-"): value for name, value in headers.items()})
-
-
-class RefusedError(Exception):
-    """A request is answered by an error, with these headers."""
-
-    def __init__(self, status: int, why: str, **headers: str) -> None:
-        super().__init__(why)
-        self.status, self.headers = status, headers
-
-
-async def _refuse(_: Request, error: Any) -> Response:
-    return refusal(error.status, str(error), **error.headers)
-
-
-async def _refuse_by_status(request: Request, error: Any) -> Response:
-    """Answers in a sentence what FastAPI refuses by itself."""
-    why = {
-        404: f"There is nothing here, but at {', '.join(PATHS)}.",
-        405: f"{request.method} is not for this path.",
-    }
-    return refusal(error.status_code, why.get(error.status_code, str(error.detail)), **(error.headers or {}))
+            parser = MultiPartParser(request.headers, parts(), max_files=0, max_fields=MAX_FIELDS)
+            pairs = (await parser.parse()).multi_items()
+    except (ValueError, MultiPartException) as error:
+        raise RefusedError(400, "The form cannot be read: it must be UTF-8, without files.") from error
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise RefusedError(400, "A field of the form is given twice: a list of texts needs JSON.")
+    # An empty field is one that is left out, but a text may be empty.
+    return {name: value for name, value in fields.items() if value or name == "q"}
 
 
 def check_key(request: Request, given: str | None, keys: Collection[bytes]) -> None:
@@ -297,6 +191,90 @@ def check_key(request: Request, given: str | None, keys: Collection[bytes]) -> N
     # All are compared, so that the time says nothing about them.
     if not sum(secrets.compare_digest(one, key) for one in sent for key in keys):
         raise RefusedError(403, "The API key is wrong.")
+
+
+# ---- Errors and the log ------------------------------------------------------------------------------------------
+
+
+class RefusedError(Exception):
+    """A request is answered by this status and sentence."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Returns an error as LibreTranslate's clients expect it."""
+    # It may quote a language code that is no Unicode.
+    return JSONResponse({"error": why.encode("utf-8", "replace").decode()}, status, headers)
+
+
+async def answer_error(request: Request, error: Any) -> Response:
+    """Answers a request by an error that says what is wrong with it, or that the server is busy."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_IS_GONE)
+    if isinstance(error, HTTPException):
+        # FastAPI refuses these by itself.
+        known = {
+            404: f"There is nothing here, but at {', '.join(PATHS)}.",
+            405: f"{request.method} is not for this path.",
+        }
+        return refusal(error.status_code, known.get(error.status_code, str(error.detail)), error.headers)
+    if isinstance(error, QueueFullError):
+        return refusal(429, str(error), {"Retry-After": str(error.retry_after)})
+    status = error.status if isinstance(error, RefusedError) else 503 if isinstance(error, OverdueError) else 400
+    return refusal(status, str(error))
+
+
+ERRORS = (RefusedError, LanguageError, QueueFullError, OverdueError, ClientDisconnect, HTTPException)
+
+
+class RequestLog:
+    """
+    Counts and logs requests, without their text, and answers those that fail.
+
+    Args:
+        app (ASGI application): the app.
+        metrics ([`Metrics`]): where they are counted; paths that the server does not have are `other`.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+
+        async def send_on(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_on)
+        except Exception as error:
+            log_failure(error)
+            if status == 0:
+                await refusal(500, "The server failed.")(scope, receive, send_on)
+        path, seconds = scope["path"] if scope["path"] in PATHS else "other", time.perf_counter() - start
+        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.seconds.labels(path).observe(seconds)
+        size = scope.get("state", {}).get("size", "")
+        logger.info(f"{scope['method']} {path} {status} {1000 * seconds:.0f} ms{size}")
+
+
+def log_failure(error: Exception) -> None:
+    """Logs where an error was raised. Its message may have the text of a request in it."""
+    places = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
+    logger.error(f"{type(error).__name__}, whose message may have text in it and is left out:\n{places}")
+
+
+# ---- Translating -------------------------------------------------------------------------------------------------
 
 
 class BatchTranslator:
@@ -380,6 +358,193 @@ class BatchTranslator:
         ]
 
 
+class Service:
+    """
+    What the routes share: models, limits, keys and metrics.
+
+    Args:
+        pipelines, directions, limits, api_keys: as in [`build_server`].
+
+    Attributes:
+        batchers (`list[Batcher]`): one for short requests, which do not wait for the others, and one for those: both
+            translate at the same time.
+    """
+
+    def __init__(
+        self,
+        pipelines: Mapping[str, VaswaniTranslationPipeline],
+        directions: Collection[tuple[str, str]],
+        limits: Limits,
+        api_keys: Collection[str],
+    ) -> None:
+        self.directions, self.limits = Directions(pipelines, list(directions)), limits
+        self.keys = [key.encode() for key in api_keys]
+        self.metrics = Metrics()
+        self.batchers: list[Batcher] = []
+        for is_long in (False, True):
+            translator = BatchTranslator(pipelines, returns_memory=is_long)
+            batcher = Batcher(translator, limits.waiting, self._observe, self._observe_waiting, limits.deadline)
+            translator.end_if_over = batcher.end_if_over
+            self.batchers.append(batcher)
+
+    def _observe(self, texts: int) -> None:
+        self.metrics.batches.observe(texts)
+        # The device works.
+        for batcher in self.batchers:
+            batcher.is_broken = False
+
+    def _observe_waiting(self, _: int) -> None:
+        self.metrics.waiting.set(sum(batcher.waiting for batcher in self.batchers))
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """Reads the body of a request, and checks its fields, its key and its texts."""
+        max_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * self.limits.characters
+        fields = await read_fields(request, await read_bytes(request, max_bytes))
+        try:
+            asked = kind.model_validate(fields)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            meaning = kind.model_fields[name].description
+            missing = error.errors()[0]["type"] == "missing"
+            raise RefusedError(400, f"{name} {'is missing: it is' if missing else 'must be'} {meaning}.") from error
+        check_key(request, asked.api_key, self.keys)
+        self.limits.check(asked.texts)
+        return asked
+
+    async def translate(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
+        """Translates texts, see [`BatchTranslator`], in a batch with those of other requests."""
+        batcher = self.batchers[sum(len(text.encode()) for text in texts) > MAX_SHORT_BYTES]
+        try:
+            found = await batcher.submit(kind, texts)
+        except ValueError as error:
+            # Such as a text that is too long for the positions of the model.
+            log_failure(error)
+            raise RefusedError(400, "The model cannot translate this text.") from error
+        self.metrics.texts.inc(len(texts))
+        self.metrics.characters.inc(sum(map(len, texts)))
+        return found
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Waits for work whose result a client waits for; when the client goes, it is ended by `ClientDisconnect`."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+
+
+# ---- Routes ------------------------------------------------------------------------------------------------------
+
+
+def _service(request: Request) -> Service:
+    found: Service = request.app.state.service
+    return found
+
+
+Shared: TypeAlias = Annotated[Service, Depends(_service)]
+router = APIRouter()
+
+
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describes the body of a request for `/spec`."""
+    schema = {"schema": kind.model_json_schema()}
+    return {"requestBody": {"required": True, "content": dict.fromkeys((JSON, *FORMS), schema)}}
+
+
+@router.post("/translate", openapi_extra=_body_of(TranslateRequest))
+async def translate(request: Request, service: Shared) -> Response:
+    """Translates a text, or each text of a list."""
+    asked = await service.read(request, TranslateRequest)
+    texts = asked.texts
+    request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
+    direction, guess = service.directions.of_request(texts, asked.source, asked.target)
+    work = service.translate((*direction, asked.format, asked.alternatives + 1), texts)
+    found = await unless_gone(request, work)
+    # A text has one answer, and a list a list of each.
+    is_single = isinstance(asked.q, str)
+    best, others = [each[0] for each in found], [each[1:] for each in found]
+    answer: dict[str, Any] = {"translatedText": best[0] if is_single else best}
+    if asked.alternatives:
+        answer["alternatives"] = others[0] if is_single else others
+    if guess is not None:
+        answer["detectedLanguage"] = asdict(guess) if is_single else [asdict(guess)] * len(best)
+    return JSONResponse(answer)
+
+
+@router.get("/languages")
+async def languages(service: Shared) -> list[dict[str, Any]]:
+    """Returns the source languages, each with its target languages."""
+    return service.directions.languages()
+
+
+@router.post("/detect", openapi_extra=_body_of(DetectRequest))
+async def detect(request: Request, service: Shared) -> list[dict[str, Any]]:
+    """Recognises the language of a text."""
+    asked = await service.read(request, DetectRequest)
+    guess = service.directions.detect(asked.q)
+    return [] if guess is None else [asdict(guess)]
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(service: Shared) -> dict[str, str]:
+    """Says that the server works: it translates, and ends translations in time."""
+    if any(batcher.is_overdue for batcher in service.batchers):
+        raise RefusedError(503, "A translation goes on long after its deadline.")
+    if any(batcher.is_broken for batcher in service.batchers):
+        raise RefusedError(503, "Nothing is translated any more: the log says where it failed.")
+    return {"status": "ok"}
+
+
+@router.get("/metrics", response_class=Response)
+async def read_metrics(service: Shared) -> Response:
+    """Returns what Prometheus collects."""
+    return Response(service.metrics.as_text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/frontend/settings", include_in_schema=False)
+async def settings(service: Shared) -> dict[str, Any]:
+    """Returns what LibreTranslate's own clients ask for."""
+    codes = zip(("source", "target"), next(iter(service.directions.pairs)), strict=True)
+    return {
+        "apiKeys": bool(service.keys),
+        "keyRequired": bool(service.keys),
+        "charLimit": service.limits.characters,
+        "frontendTimeout": 500,
+        "language": {side: {"code": code, "name": language_name(code)} for side, code in codes},
+        "suggestions": False,
+        "supportedFilesFormat": [],
+    }
+
+
+@router.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse, include_in_schema=False)
+async def page(service: Shared) -> HTMLResponse:
+    """Returns a page to translate in a browser."""
+    facts = {
+        "languages": service.directions.languages(),
+        "targets": {code: language_name(code) for code in service.directions.targets},
+        "needsKey": bool(service.keys),
+        "mostCharacters": service.limits.characters,
+    }
+    text = PAGE.read_text(encoding="utf-8").replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+SPEC = "/spec"
+PATHS = (*dict.fromkeys(route.path for route in router.routes if isinstance(route, APIRoute)), SPEC)
+
+
 def build_server(
     pipelines: Mapping[str, VaswaniTranslationPipeline],
     *,
@@ -404,221 +569,21 @@ def build_server(
     Raises:
         ValueError: it is unknown which languages a model translates.
     """
-    limits = limits or Limits()
-    known = Directions(pipelines, list(directions))
-    metrics = Metrics()
-    batchers: list[Batcher] = []
-
-    def observe(texts: int) -> None:
-        metrics.batches.observe(texts)
-        # The device works.
-        for batcher in batchers:
-            batcher.is_broken = False
-
-    def observe_waiting(_: int) -> None:
-        metrics.waiting.set(sum(batcher.waiting for batcher in batchers))
-
-    # One for short requests, which do not wait for the others: both translate at the same time.
-    for is_long in (False, True):
-        translator = BatchTranslator(pipelines, returns_memory=is_long)
-        batchers.append(Batcher(translator, limits.waiting, observe, observe_waiting, limits.deadline))
-        translator.end_if_over = batchers[-1].end_if_over
-    keys = [key.encode() for key in api_keys]
-
+    service = Service(pipelines, directions, limits or Limits(), api_keys)
     # FastAPI's pages of documentation load their scripts from another host.
     app = FastAPI(
         title="hf_vaswani",
         description="Translation with LibreTranslate's interface.",
         version="1",
-        openapi_url="/spec",
+        openapi_url=SPEC,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={RefusedError: _refuse, HTTPException: _refuse_by_status},
+        exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
-    app.state.batchers = batchers
-    most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
-
-    app.add_middleware(BodyLimit, most_bytes=most_bytes)
-    app.add_middleware(RequestLog, metrics=metrics, paths=PATHS)
+    app.state.service, app.state.batchers = service, service.batchers
+    app.include_router(router)
+    app.add_middleware(RequestLog, metrics=service.metrics)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
-
-    @app.post("/translate", openapi_extra=_body_of(TranslateRequest))
-    async def translate(request: Request) -> Response:
-        """Translates a text, or each text of a list."""
-        asked = await _read(request, TranslateRequest)
-        check_key(request, asked.api_key, keys)
-        texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        limits.check(texts)
-        request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
-        guess = None
-        try:
-            if asked.source.lower() == AUTO:
-                guess = known.source_of(texts, asked.target)
-            name, source, target = known.find(guess.language if guess else asked.source, asked.target)
-        except LanguageError as error:
-            raise RefusedError(400, str(error)) from error
-        kind = (name, source, target, asked.format, asked.alternatives + 1)
-        batcher = batchers[sum(len(text.encode()) for text in texts) > MAX_SHORT_BYTES]
-        work = asyncio.ensure_future(batcher.submit(kind, texts))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return Response(status_code=CLIENT_IS_GONE)
-            found = work.result()
-        except QueueFullError as error:
-            raise RefusedError(429, str(error), Retry_After=str(error.retry_after)) from error
-        except OverdueError as error:
-            raise RefusedError(503, str(error)) from error
-        except ValueError as error:
-            # Such as a text that is too long for the positions of the model.
-            log_failure(error)
-            raise RefusedError(400, "The model cannot translate this text.") from error
-        finally:
-            for task in (work, gone):
-                task.cancel()
-        metrics.texts.inc(len(texts))
-        metrics.characters.inc(sum(map(len, texts)))
-        return JSONResponse(_answer(asked, found, guess))
-
-    @app.get("/languages")
-    async def languages() -> list[dict[str, Any]]:
-        """Returns the source languages, each with its target languages."""
-        return known.languages()
-
-    @app.post("/detect", openapi_extra=_body_of(DetectRequest))
-    async def detect(request: Request) -> list[dict[str, Any]]:
-        """Recognises the language of a text."""
-        asked = await _read(request, DetectRequest)
-        check_key(request, asked.api_key, keys)
-        limits.check([asked.q])
-        guess = known.detect(asked.q)
-        return [] if guess is None else [asdict(guess)]
-
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Says that the server works: it translates, and ends translations in time."""
-        if any(batcher.is_overdue for batcher in batchers):
-            raise RefusedError(503, "A translation goes on long after its deadline.")
-        if any(batcher.is_broken for batcher in batchers):
-            raise RefusedError(503, "Nothing is translated any more: the log says where it failed.")
-        return {"status": "ok"}
-
-    @app.get("/metrics", response_class=Response)
-    async def read_metrics() -> Response:
-        """Returns what Prometheus collects."""
-        forget_dead_workers()
-        return Response(
-            prometheus_client.generate_latest(metrics.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
-        )
-
-    @app.get("/frontend/settings", include_in_schema=False)
-    async def settings() -> dict[str, Any]:
-        """Returns what LibreTranslate's own clients ask for."""
-        (source, target), *_ = known.pairs
-        return {
-            "apiKeys": bool(api_keys),
-            "keyRequired": bool(api_keys),
-            "charLimit": limits.characters,
-            "frontendTimeout": 500,
-            "language": {
-                "source": {"code": source, "name": language_name(source)},
-                "target": {"code": target, "name": language_name(target)},
-            },
-            "suggestions": False,
-            "supportedFilesFormat": [],
-        }
-
-    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> HTMLResponse:
-        """Returns a page to translate in a browser."""
-        targets = {code: language_name(code) for code in known.targets}
-        facts = {"languages": known.languages(), "targets": targets, "needsKey": bool(api_keys)}
-        facts |= {"mostCharacters": limits.characters}
-        text = PAGE.read_text(encoding="utf-8").replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
-        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
     return app
-
-
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Describes the body of a request for `/spec`."""
-    schema = {"schema": kind.model_json_schema()}
-    return {"requestBody": {"required": True, "content": dict.fromkeys((JSON, *FORMS), schema)}}
-
-
-def forget_dead_workers() -> None:
-    """Takes the texts that wait in dead workers out of the metrics."""
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    for file in Path(folder).glob("gauge_livesum_*.db") if folder else ():
-        number = file.stem.rpartition("_")[2]
-        try:
-            os.kill(int(number), 0)
-        # Workers have one user: a process of another one has the number of a worker that is dead.
-        except (ProcessLookupError, PermissionError):
-            # Another worker may have done it.
-            with suppress(OSError):
-                multiprocess.mark_process_dead(int(number))
-        except (ValueError, OverflowError):
-            # It is no worker's.
-            continue
-
-
-async def _disconnected(request: Request) -> None:
-    """Returns when the client is gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _read(request: Request, kind: type[T]) -> T:
-    """Reads the body of a request, JSON or a form."""
-    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    values: Any
-    body = await request.body()
-    # curl -d sends JSON as a form, too.
-    if media in FORMS and not body.lstrip().startswith(b"{"):
-        try:
-            if media == FORMS[0]:
-                # The standard has everything in percent signs, and curl -d sends it as it is.
-                fields: list[Any] = parse_qsl(
-                    body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
-                )
-            else:
-                fields = (await request.form(max_files=0, max_fields=MAX_FIELDS)).multi_items()
-        except (ValueError, HTTPException) as error:
-            raise RefusedError(400, "The form cannot be read: it must be UTF-8, without files.") from error
-        values = dict(fields)
-        if len(values) < len(fields):
-            raise RefusedError(400, "A field of the form is given twice: a list of texts needs JSON.")
-        # An empty field is one that is left out, but a text may be empty.
-        values = {name: value for name, value in values.items() if value or name == "q"}
-    else:
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(400, "The body is neither JSON nor a form.") from error
-    if not isinstance(values, dict):
-        raise RefusedError(400, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.')
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        meaning = kind.model_fields[name].description
-        missing = error.errors()[0]["type"] == "missing"
-        raise RefusedError(400, f"{name} {'is missing: it is' if missing else 'must be'} {meaning}.") from error
-
-
-def _answer(asked: TranslateRequest, found: list[list[str]], guess: Guess | None) -> dict[str, Any]:
-    """Formats translations as LibreTranslate does."""
-    best, others = [each[0] for each in found], [each[1:] for each in found]
-    is_single = isinstance(asked.q, str)
-    answer: dict[str, Any] = {"translatedText": best[0] if is_single else best}
-    if asked.alternatives:
-        answer["alternatives"] = others[0] if is_single else others
-    if guess is not None:
-        answer["detectedLanguage"] = asdict(guess) if is_single else [asdict(guess)] * len(best)
-    return answer
