@@ -231,10 +231,14 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
     return None
 
 
+# Weights of a checkpoint that are those of its model, where there are some.
+MOVING_AVERAGE = "ema.safetensors"
+
+
 def check_weights(folder: Path) -> bool:
     """
-    Compares `model.safetensors` with the digest that its training recorded: in the `progress.json` of a checkpoint, or
-    in the `test.json` beside the `model` folder of a run.
+    Compares `model.safetensors`, or the moving average of a checkpoint, with the digest that its training recorded: in
+    the `progress.json` of a checkpoint, or in the `test.json` beside the `model` folder of a run.
 
     Args:
         folder (`Path`): the folder that `from_pretrained` is about to load.
@@ -245,7 +249,6 @@ def check_weights(folder: Path) -> bool:
     Raises:
         ValueError: the weights differ from those that were written, or the record of the checkpoint is damaged.
     """
-    weights = "model.safetensors"
     digests: dict[str, str] = {}
     if (folder / "progress.json").is_file():
         noted = read_json(folder / "progress.json")
@@ -254,6 +257,7 @@ def check_weights(folder: Path) -> bool:
         # A damaged result says nothing about the weights, and the training command writes it again.
         with suppress(ValueError):
             digests = read_json(folder.parent / "test.json").get("files", {})
+    weights = MOVING_AVERAGE if MOVING_AVERAGE in digests else "model.safetensors"
     damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
     if damage is not None:
         raise ValueError(f"{damage}.")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from .files import (
     CODE,
+    MOVING_AVERAGE,
     atomic_write_text,
     digest,
     find_damage,
@@ -24,7 +25,7 @@ from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
 WEIGHTS = "model.safetensors"
-EMA_WEIGHTS = "ema.safetensors"
+EMA_WEIGHTS = MOVING_AVERAGE
 PROGRESS = "progress.json"
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"

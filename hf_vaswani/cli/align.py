@@ -16,7 +16,6 @@ from .inputs import (
     line_pairs,
     load_models,
     require_file,
-    with_revision,
 )
 
 logger = logging.getLogger("hf_vaswani")
@@ -85,7 +84,7 @@ def _align(options: argparse.Namespace) -> None:
     require_file(options.source)
     require_file(options.target)
     translators = load_models(
-        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+        [options.model], options.target_language, choose_device(options.device), options.revision
     )
     model, tokenizer = translators.models[0], translators.tokenizer
     layer, shift = options.layer, options.shift

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..files import split_revision
-from .inputs import add_revision, with_revision
+from .inputs import add_revision
 
 
 def add_verbs(verbs: Any) -> None:
@@ -37,26 +36,13 @@ def add_verbs(verbs: Any) -> None:
 def _convert(options: argparse.Namespace) -> None:
     from ..conversion.convert import SENTENCE, convert
     from ..interruption import stopped_by_sigterm
+    from ..model_names import resolve_model, with_revision
 
-    source = _local_source(*with_revision([options.source], options.revision))
+    (name,) = with_revision([options.source], options.revision)
+    source = resolve_model(name, "SOURCE")
     sentence = SENTENCE if options.sentence is None else options.sentence
     if not sentence.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in sentence):
         raise ValueError(f"--sentence is not UTF-8: {sentence!r}.")
     with stopped_by_sigterm():
         lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))
-
-
-def _local_source(name: str) -> Path:
-    """The path as it is, or the downloaded folder of a Hub id."""
-    source = Path(name)
-    model, revision = split_revision(name)
-    if source.exists() or source.is_absolute() or len(Path(model).parts) != 2:
-        return source
-    from huggingface_hub import snapshot_download
-
-    try:
-        # A repository may hold the same weights again for other libraries.
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=["*.h5", "*.msgpack", "*.ot"]))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error

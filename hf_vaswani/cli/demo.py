@@ -15,7 +15,6 @@ from .inputs import (
     load_models,
     require_file,
     text_lines,
-    with_revision,
 )
 
 logger = logging.getLogger("hf_vaswani")
@@ -61,12 +60,12 @@ def _demo(options: argparse.Namespace) -> None:
     if options.examples is not None:
         require_file(options.examples)
     translators = load_models(
-        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+        [options.model], options.target_language, choose_device(options.device), options.revision
     )
     model = translators.models[0]
     if options.num_beams is not None:
         model.generation_config.num_beams = options.num_beams
-    examples = _examples(options.examples, Path(options.model), translators.tags)
+    examples = _examples(options.examples, translators.folders[0], translators.tags)
     demo = build_demo(model, translators.tokenizer, options.model, examples, options.target_language)
     logger.info(f"http://{options.host}:{options.port} (Ctrl-C stops it)")
     serve_demo(demo, options.host, options.port)
@@ -77,7 +76,7 @@ def _examples(path: Path | None, model: Path, tags: Any) -> list[str]:
     if path is not None:
         return [line for line in text_lines(path) if line.strip()][:MAX_EXAMPLES]
     result = model.resolve().parent / "test.json"
-    if not model.is_dir() or not result.is_file():
+    if not result.is_file():
         return []
     samples = read_json(result).get("samples") or ()
     return [tags.split(str(sample["source"]))[1] for sample in samples][:MAX_EXAMPLES]

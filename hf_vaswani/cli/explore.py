@@ -11,10 +11,8 @@ from .inputs import (
     add_revision,
     add_target_language,
     check_counts,
-    check_name,
     choose_device,
     load_models,
-    with_revision,
 )
 
 logger = logging.getLogger("hf_vaswani")
@@ -48,7 +46,8 @@ def add_verbs(verbs: Any) -> None:
 
 def _explore(options: argparse.Namespace) -> None:
     from ..model.configuration_vaswani import VaswaniConfig
-    from ..translation.loading import load_single_stack, model_folder
+    from ..model_names import resolve_model, with_revision
+    from ..translation.loading import load_single_stack
     from ..visualization.explorer import explore
 
     check_counts(options, "num_beams")
@@ -56,7 +55,6 @@ def _explore(options: argparse.Namespace) -> None:
         raise ValueError(f"--output {options.output} is a folder, not a file.")
     if not options.output.resolve().parent.is_dir():
         raise ValueError(f"There is no folder {str(options.output.parent)!r} for --output.")
-    check_name(options.model)
     (name,) = with_revision([options.model], options.revision)
     text: str = options.text
     device = choose_device(options.device)
@@ -64,7 +62,7 @@ def _explore(options: argparse.Namespace) -> None:
     if options.num_beams == 1:
         # They have no effect on greedy search, and transformers would warn about each.
         settings |= {"length_penalty": None, "early_stopping": None}
-    folder = model_folder(name)
+    folder = resolve_model(name, "--model")
     kind = read_json(folder / "config.json").get("model_type")
     if kind != "vaswani":
         raise ValueError(
@@ -75,13 +73,13 @@ def _explore(options: argparse.Namespace) -> None:
     if options.num_beams is not None and config.stacks == ("encoder",):
         raise ValueError(f"--num-beams is for models that write text, but {options.model} does not.")
     if config.is_encoder_decoder:
-        translators = load_models([name], options.target_language, device)
+        translators = load_models([str(folder)], options.target_language, device)
         model, tokenizer = translators.models[0], translators.tokenizer
         (text,) = translators.tagged([text], "The text")
     else:
         if options.target_language is not None:
             raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
-        model, tokenizer = load_single_stack(name)
+        model, tokenizer = load_single_stack(folder)
         model = model.to(device)
     page = explore(model, tokenizer, text, name=name, settings=settings)
     page.save(options.output)

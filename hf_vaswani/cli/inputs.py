@@ -3,7 +3,6 @@
 import argparse
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_lines, split_revision
+from ..files import read_lines
 
 if TYPE_CHECKING:
     import torch
@@ -112,28 +111,6 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_revision(names: Sequence[str], revision: str | None) -> list[str]:
-    """
-    Returns the names of models with the revision that [`add_revision`]'s option gives.
-
-    Raises:
-        ValueError: the revision is empty or has no use, because each model is a folder or names its own.
-    """
-    if revision is None:
-        return list(names)
-    if not revision:
-        raise ValueError("--revision is empty: give a branch, tag or commit.")
-    found = [
-        name if os.path.exists(name) or split_revision(name)[1] is not None else f"{name}@{revision}" for name in names
-    ]
-    if found == list(names):
-        raise ValueError(
-            f"--revision {revision} has no use: {', '.join(names)} {'is' if len(names) == 1 else 'are'} local or "
-            f"{'names a revision' if len(names) == 1 else 'name revisions'}."
-        )
-    return found
-
-
 def add_recipe_verb(verbs: Any, name: str, purpose: str, run: Callable[[argparse.Namespace], None]) -> None:
     """
     Adds a verb whose arguments are a recipe and overrides of its keys.
@@ -209,6 +186,7 @@ class LoadedModels:
         engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
         dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
         shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
+        folders (`Sequence[Path]`): folders of the models.
     """
 
     models: list[Any]
@@ -218,6 +196,7 @@ class LoadedModels:
     engine: Any = None
     dtype: Any = None
     shortlist: Any = None
+    folders: Sequence[Path] = ()
 
     def lines(self, n_best: int | None = None) -> "LineTranslator":
         """Returns what translates lines, with n-best lists of this size."""
@@ -264,7 +243,6 @@ def line_pairs(source: Path, target: Path, translators: LoadedModels) -> Iterato
 def load_translators(options: argparse.Namespace) -> LoadedModels:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
     from ..conversion.engines import EngineOptions, choose_engine
-    from ..translation.loading import model_folder
 
     engine = EngineOptions(
         options.engine,
@@ -285,11 +263,10 @@ def load_translators(options: argparse.Namespace) -> LoadedModels:
             else (f"--engine is {options.engine}", "with ctranslate2, use --compute-type")
         )
         raise ValueError(f"--dtype is for torch with unquantized weights, but {other}: {instead}.")
-    names = with_revision(options.model, options.revision)
     device = choose_device(options.device, options.engine, options.int8)
-    translators = load_models(names, options.target_language, device)
+    translators = load_models(options.model, options.target_language, device, options.revision)
     if options.shortlist:
-        translators = replace(translators, shortlist=_load_shortlist(names[0], translators))
+        translators = replace(translators, shortlist=_load_shortlist(translators))
     set_beams(translators.models[0], options.num_beams)
     if options.int8:
         from ..translation.quantization import to_int8
@@ -297,8 +274,8 @@ def load_translators(options: argparse.Namespace) -> LoadedModels:
         return replace(translators, models=[to_int8(model) for model in translators.models])
     if options.engine == "torch":
         return _with_dtype(translators, options.dtype)
-    folder = model_folder(names[0])
-    return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
+    found = choose_engine(engine, translators.models, translators.tokenizer, translators.folders[0])
+    return replace(translators, engine=found)
 
 
 def set_beams(model: Any, num_beams: int | None) -> None:
@@ -318,19 +295,18 @@ def check_beam(model: Any, n_best: int | None, option: str) -> None:
         raise ValueError(f"{option} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}.")
 
 
-def _load_shortlist(name: str, translators: LoadedModels) -> Any:
+def _load_shortlist(translators: LoadedModels) -> Any:
     """Returns the shortlist of the first model, whose vocabulary is that of all."""
     from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-    from ..translation.loading import pinned
     from ..translation.shortlist import Shortlist
 
-    model = translators.models[0]
+    model, folder = translators.models[0], translators.folders[0]
     if not isinstance(model, VaswaniForConditionalGeneration):
         raise ValueError(
-            f"--shortlist needs a Vaswani model, but {name} is a {type(model).__name__}: hf-vaswani convert turns "
+            f"--shortlist needs a Vaswani model, but {folder} is a {type(model).__name__}: hf-vaswani convert turns "
             "some into one."
         )
-    return Shortlist.load(str(pinned(name)), translators.tokenizer, model.config.vocab_size)
+    return Shortlist.load(str(folder), translators.tokenizer, model.config.vocab_size)
 
 
 def _with_dtype(translators: LoadedModels, choice: str | None) -> LoadedModels:
@@ -387,15 +363,21 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
 
 
 def load_models(
-    names: Sequence[str], target_language: str | None, device: "torch.device | None" = None
+    names: Sequence[str],
+    target_language: str | None,
+    device: "torch.device | None" = None,
+    revision: str | None = None,
+    key: str = "--model",
 ) -> LoadedModels:
     """
     Loads models for translation.
 
     Args:
-        names (`Sequence[str]`): model folders or Hub ids, of which each may end in `@revision`.
+        names (`Sequence[str]`): models, see [`resolve_model`].
         target_language (`str`, *optional*): language code of the translations.
         device (`torch.device`, *optional*): where they compute; by default as [`choose_device`] chooses for `auto`.
+        revision (`str`, *optional*): revision of those on the Hub that do not name theirs.
+        key (`str`): option or key of the recipe that names them, for error messages.
 
     Raises:
         ValueError: a model does not exist or is damaged, the vocabularies differ, or the model does not translate into
@@ -404,14 +386,14 @@ def load_models(
     import torch
 
     from ..model.sentences_vaswani import LanguageTags
+    from ..model_names import resolve_model, with_revision
     from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
 
     # Torch knows neither the quota of a container nor the other processes of a launch.
     torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process()))
-    for name in names:
-        check_name(name)
-    loaded = [load_translator(name) for name in names]
+    folders = [resolve_model(name, key) for name in with_revision(names, revision)]
+    loaded = [load_translator(folder) for folder in folders]
     models, tokenizer = [model for model, _ in loaded], loaded[0][1]
     for name, (_, other) in zip(names, loaded, strict=True):
         if other.get_vocab() != tokenizer.get_vocab():
@@ -427,7 +409,7 @@ def load_models(
             tags.find(target_language)
     device = device or choose_device("auto")
     models = [model.to(device) for model in models]
-    return LoadedModels(models, tokenizer, tags, target_language)
+    return LoadedModels(models, tokenizer, tags, target_language, folders=folders)
 
 
 def load_recorded(
@@ -437,7 +419,7 @@ def load_recorded(
     Loads the models that a recipe names, for work that is recorded.
 
     Args:
-        names (`Sequence[str]`): runs, models, checkpoints or Hub ids.
+        names (`Sequence[str]`): models, see [`resolve_model`].
         key (`str`): key of the recipe that names them, for error messages.
         device (`torch.device`, *optional*): as in [`load_models`].
 
@@ -447,29 +429,15 @@ def load_recorded(
     Raises:
         ValueError: as in [`load_models`].
     """
-    from ..run_folder import MODEL
+    from ..model_names import resolve_model
     from ..translation.backtranslation import model_digest
 
-    folders = [Path(name) / MODEL for name in names]
+    folders = [str(resolve_model(name, key)) for name in names]
     try:
-        loaded = load_models(
-            [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)],
-            None,
-            device,
-        )
+        loaded = load_models(folders, None, device)
     except ValueError as error:
         raise ValueError(f"{key} {', '.join(names)}: {error}") from error
     return loaded, [f"SHA-256 {model_digest(model, loaded.tokenizer)}" for model in loaded.models]
-
-
-def check_name(name: str) -> None:
-    """Raises a `ValueError` for a name that is neither a model folder nor an id on the Hub."""
-    folder = Path(name)
-    if (folder / "model" / "config.json").is_file():
-        raise ValueError(f"{folder} is a run folder, not a model: give its model, {folder / 'model'}.")
-    parts = Path(split_revision(name)[0]).parts
-    if not name or (not folder.is_dir() and (folder.is_absolute() or len(parts) != 2)):
-        raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name or user/name@v2.")
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """The verbs about runs and their models: train, average, push, renew."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, check_counts, check_name
+from .inputs import add_recipe_verb, check_counts
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -175,20 +174,18 @@ def _average(options: argparse.Namespace) -> None:
 
 def _folders_to_average(options: argparse.Namespace) -> list[Path]:
     """The folders as given, or the checkpoints that --last or --best select."""
+    from ..model_names import resolve_model
     from ..run_folder import RECIPE
 
     check_counts(options, "last", "best")
-    folders = [Path(name) for name in options.folders]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"There is no folder {str(folder)!r}.")
+    first, *others = options.folders
     if options.last is not None or options.best is not None:
-        if len(folders) > 1:
-            raise ValueError(f"--last and --best take one run folder, but {len(folders)} folders are given.")
-        return _selected_checkpoints(folders[0], options)
-    if (folders[0] / RECIPE).is_file():
-        raise ValueError(f"{folders[0]} is a run folder: select its checkpoints with --last N or --best N.")
-    return folders
+        if others:
+            raise ValueError(f"--last and --best take one run folder, but {1 + len(others)} folders are given.")
+        return _selected_checkpoints(Path(first), options)
+    if not others and (Path(first) / RECIPE).is_file():
+        raise ValueError(f"{first} is a run folder: select its checkpoints with --last N or --best N.")
+    return [resolve_model(name, "FOLDER") for name in options.folders]
 
 
 def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Path]:
@@ -263,10 +260,9 @@ def _push(options: argparse.Namespace) -> None:
 
 def _renew(options: argparse.Namespace) -> None:
     from ..hub.code import renew_code
+    from ..model_names import is_on_hub, resolve_model
 
-    for model in options.models:
-        check_name(model)
-    published = [model for model in options.models if not os.path.isdir(model)]
+    published = [model for model in options.models if is_on_hub(model, "MODEL")]
     if published:
         # The Hub needs an extra, which a folder does not.
         from ..hub.publishing import renew_published_code
@@ -276,5 +272,7 @@ def _renew(options: argparse.Namespace) -> None:
         for model in published:
             check_repo_id(model, "MODEL")
     for model in options.models:
-        renewed = renew_published_code(model, options.revision) if model in published else renew_code(Path(model))
+        renewed = (
+            renew_published_code(model, options.revision) if model in published else renew_code(resolve_model(model))
+        )
         sys.stdout.write(f"{model} {'has new code' if renewed else 'had the code of this version'}\n")

@@ -33,7 +33,6 @@ from .inputs import (
     require_file,
     set_beams,
     text_lines,
-    with_revision,
 )
 
 logger = logging.getLogger("hf_vaswani")
@@ -324,6 +323,7 @@ def _try_models(options: ServeOptions, sender: Any) -> None:
 def _checked(options: argparse.Namespace) -> ServeOptions:
     """Returns what the workers need, after checking the options."""
     from ..conversion.engines import EngineOptions
+    from ..model_names import with_revision
     from ..processes import processors
 
     check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")

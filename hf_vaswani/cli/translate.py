@@ -30,7 +30,6 @@ from .inputs import (
     require_file,
     text_lines,
     warn_split,
-    with_revision,
 )
 from .table import add_table, check_options, translate_table
 
@@ -290,7 +289,7 @@ def _score(options: argparse.Namespace) -> None:
     require_file(options.source)
     require_file(options.target)
     translators = load_models(
-        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+        [options.model], options.target_language, choose_device(options.device), options.revision
     )
     pairs = line_pairs(options.source, options.target, translators)
     done = 0

@@ -52,8 +52,6 @@ def recognize(source: Path) -> str:
     for name, (module, _) in SOURCES.items():
         if module.recognize(source):
             return name
-    if (source / "model" / "config.json").is_file():
-        raise ValueError(f"{source} is a run folder: give its model, {source / 'model'}.")
     for file, content in WRITE_ONLY.items():
         if (source / file).is_file():
             raise ValueError(f"{source} contains {file}, {content}: this format can be written but not read.")

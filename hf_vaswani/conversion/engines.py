@@ -29,8 +29,9 @@ from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SearchCall
 from ..model.sentences_vaswani import evaluation_mode
+from ..model_names import resolve_model
 from ..translation.lines import Candidates
-from ..translation.loading import load_model, model_folder
+from ..translation.loading import load_model
 from ..translation.placement import PipelineMarkup
 from ..translation.precision import fastest_translation
 from ..translation.shortlist import Shortlist
@@ -343,7 +344,7 @@ def pipeline_engine(
         # The settings of each call are checked then.
         if reasons := obstacles(options, [model]):
             raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}")
-        folder = model_folder(model.name_or_path)
+        folder = resolve_model(model.name_or_path)
         check_unchanged(model, folder)
         found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True)
     except (ImportError, ValueError, OSError) as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..averaging import load_stored, load_weights
 from ..data.sources import EvaluationText, PairData, evaluation_texts
 from ..data.tokenizer import has_tag, is_tag
 from ..extras import extra
@@ -20,7 +19,6 @@ from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
 from ..records import Result, Scored, Verdict
 from ..run_folder import (
-    MODEL,
     START,
     START_TRANSLATIONS,
     TRANSLATIONS,
@@ -49,7 +47,7 @@ class Baseline:
     A model to compare with: any encoder-decoder model, with its own tokenizer, tags and search settings.
 
     Args:
-        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
         device (`torch.device`): where it translates.
 
     Raises:
@@ -113,13 +111,7 @@ def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
     if hub.not_worse_than == "last_push":
         found = last_push(folder, hub)
         return None if found is None else str(found)
-    return named_model(str(hub.not_worse_than))
-
-
-def named_model(name: str) -> str:
-    """Returns the folder of the model of a run, or the name of any other model as it is."""
-    model = Path(name) / MODEL
-    return str(model) if model.is_dir() else name
+    return str(hub.not_worse_than)
 
 
 # ---- During a training -------------------------------------------------------------------------------------------
@@ -159,7 +151,7 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
 def check_loading(name: str, where: str) -> None:
     """Raises a `ValueError` that begins with `where` if a model cannot be loaded, or cannot translate."""
     try:
-        Baseline(named_model(name), "cpu")
+        Baseline(name, "cpu")
     except (ValueError, OSError) as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -261,9 +253,6 @@ def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = Fal
     """Translates test sets; a model of the run itself takes its tags from the recipe."""
     device: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     model = Baseline(name, device)
-    if is_own:
-        # A checkpoint has the moving average that is published in a file of its own.
-        load_stored(model.translator.models[0], load_weights(Path(name)))
     return {
         text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language, text.prefix))
         for text in texts

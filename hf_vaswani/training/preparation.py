@@ -25,11 +25,11 @@ from ..data.text_sources import RunningTextData
 from ..data.tokenizer import load_tokenizer
 from ..extras import extra
 from ..files import atomic_folder, atomic_write_text
+from ..model_names import commit_of
 from ..processes import local_main_process_first, on_main_process
 from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
-from ..translation.loading import commit_of
 from .lora import target_modules
 from .start import check_start, fill_from_model, keep_layers, labels_of, load_start, prepare_network, write_start
 

@@ -12,18 +12,18 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..averaging import load_stored, load_weights
+from ..averaging import load_stored
 from ..data.sources import PairData, Source, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
-from ..files import atomic_folder, find_damage, read_json, split_revision
+from ..files import atomic_folder, find_damage, read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags
+from ..model_names import resolve_model, with_revision
 from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
 from ..recipe_checks import check_ranges
 from ..recipe_file import load_recipe
 from ..run_folder import (
-    EMA_WEIGHTS,
     MODEL,
     RECIPE,
     RESULT,
@@ -58,8 +58,6 @@ KINDS = {
     "WordPiece": ("wordpiece",),
     "WordLevel": ("words", "characters"),
 }
-# Files of a repository on the Hub with the same weights for other libraries.
-IGNORED = ["*.h5", "*.msgpack", "*.ot"]
 
 
 # ---- Loading -----------------------------------------------------------------------------------------------------
@@ -82,7 +80,8 @@ def load_start(recipe: Recipe, labels: Sequence[str] = ()) -> tuple[VaswaniPreTr
         ValueError: the model does not exist, is damaged or of an unknown kind, or cannot be converted.
     """
     name = str(recipe.initialize.from_)
-    path = _model_in(_local(name, recipe.initialize.revision))
+    (revised,) = with_revision([name], recipe.initialize.revision, "initialize.revision")
+    path = resolve_model(_best_checkpoint(Path(name)) or revised, "initialize.from")
     try:
         if _is_vaswani(path):
             return _load(path, recipe, labels)
@@ -92,42 +91,17 @@ def load_start(recipe: Recipe, labels: Sequence[str] = ()) -> tuple[VaswaniPreTr
         raise ValueError(f"initialize.from is {name}: {error}") from error
 
 
-def _local(name: str, revision: str | None) -> Path:
-    path = Path(name)
-    if path.exists():
-        if revision is not None:
-            raise ValueError(
-                f"initialize.revision is {revision!r}, but initialize.from is the local folder {name}, which has no "
-                "revisions: leave the key out."
-            )
-        return path
-    model, named = split_revision(name)
-    if not name or path.is_absolute() or len(Path(model).parts) != 2:
-        raise ValueError(f"initialize.from is {name!r}, which does not exist; a Hub id has the form user/name.")
-    if named is not None and revision is not None:
-        raise ValueError(f"initialize.from is {name!r}, and initialize.revision is {revision!r}: name one revision.")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, revision=named or revision, ignore_patterns=IGNORED))
-    except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"initialize.from is {name!r}, which is neither a local folder nor a model on the Hub: {said}"
-        ) from error
-
-
-def _model_in(path: Path) -> Path:
-    """Returns the model of a run: the final one, else its best checkpoint, else its last one; or the path itself."""
-    if not (path / RECIPE).is_file() or (path / "config.json").is_file():
-        return path
-    if (path / MODEL / "config.json").is_file():
-        return path / MODEL
-    found = {checkpoint.name: checkpoint for checkpoint in list_checkpoints(path)}
+def _best_checkpoint(run_dir: Path) -> Path | None:
+    """Returns the best checkpoint of a run that has no model yet, else its last one; `None` for anything else."""
+    if not (run_dir / RECIPE).is_file() or (run_dir / MODEL / "config.json").is_file():
+        return None
+    found = {checkpoint.name: checkpoint for checkpoint in list_checkpoints(run_dir)}
     if not found:
-        raise ValueError(f"initialize.from is {path}, a run that has neither a model nor a checkpoint yet.")
-    training = load_recipe([str(path / RECIPE)]).training
-    best = [f"checkpoint-{line.step}" for line in ranked(known_validations(path), training.best_by, training.best_set)]
+        return None
+    training = load_recipe([str(run_dir / RECIPE)]).training
+    best = [
+        f"checkpoint-{line.step}" for line in ranked(known_validations(run_dir), training.best_by, training.best_set)
+    ]
     return next((found[name] for name in best if name in found), list(found.values())[-1])
 
 
@@ -159,8 +133,6 @@ def _load(
         with _seeded(recipe.seed):
             return load_other(folder, recipe, labels)
     model, tokenizer = load_translator(folder, torch.float32)
-    if (folder / EMA_WEIGHTS).is_file():
-        load_stored(model, load_weights(folder))
     last = tokenizer("a")["input_ids"][-1:]
     if last != [tokenizer.eos_token_id]:
         raise ValueError(

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import re
 import threading
 import warnings
@@ -14,10 +13,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import constants, hf_hub_download, is_offline_mode, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
@@ -30,12 +27,13 @@ from transformers.utils import logging as transformers_logging
 
 from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
-from ..files import check_weights, read_json, split_revision
+from ..files import MOVING_AVERAGE, check_weights, read_json
 from ..model import heads_vaswani as heads
 from ..model.generation_vaswani import CHOICES, MAX_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
 from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import find_non_finite
+from ..model_names import resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +79,8 @@ FORMS = FORMS_OF_IDS | {
 SIZES, LAYERS = r"d_\w+|num_heads|\w+_(size|dim|heads)", r"\w+_layers"
 # Data types of weights, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-# Weights of other libraries, and what lies in folders of a repository, such as an ONNX export.
-IGNORED = ["*.h5", "*.msgpack", "*.ot", "*/*"]
 # Maximum length in an error message of a value, and of the message of a library.
-SHOWN, SAID = 80, 300
+MAX_VALUE_CHARS, MAX_MESSAGE_CHARS = 80, 300
 
 
 def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrainedTokenizerBase]:
@@ -92,7 +88,7 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
     Loads an encoder-decoder model and its tokenizer, and generates one token as a check.
 
     Args:
-        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
         dtype (`torch.dtype` or `str`): data type of the weights; by default the saved one.
 
     Returns:
@@ -102,11 +98,11 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
         ValueError: as in [`load_model`] and [`load_whole_tokenizer`], or model and tokenizer do not match, or the
             model cannot translate.
     """
-    name = pinned(name)
-    model, tokenizer = load_model(name, dtype), load_whole_tokenizer(name)
-    check_vocabulary(model, tokenizer, name)
+    folder = resolve_model(name)
+    model, tokenizer = load_model(folder, dtype), load_whole_tokenizer(folder)
+    check_vocabulary(model, tokenizer, folder)
     # No list of settings is complete, neither of generation configs nor of tokenizers.
-    with quiet(), _as_value_error(f"The model {str(name)!r} cannot translate", name), torch.inference_mode():
+    with quiet(), _as_value_error(f"The model {str(name)!r} cannot translate", folder), torch.inference_mode():
         inputs = tokenizer([tokenizer.eos_token], return_tensors="pt")
         found = model.generate(**inputs, max_new_tokens=1, num_return_sequences=1, return_dict_in_generate=False)
         tokenizer.batch_decode(found, skip_special_tokens=True)
@@ -118,7 +114,7 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
     Loads an encoder or a decoder on its own, with the head that it was saved with, and its tokenizer.
 
     Args:
-        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
 
     Returns:
         `tuple` of a [`VaswaniPreTrainedModel`] in evaluation mode and its [`PreTrainedTokenizerBase`].
@@ -126,17 +122,17 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         ValueError: a file is missing or damaged, or the model is of another kind.
     """
-    name = pinned(name)
-    folder, config = _check_settings(name)
+    folder = resolve_model(name)
+    config = _check_settings(folder)
     classes = {each.__name__: each for each in SINGLE_STACKS}
     (kind,) = config.get("architectures") or [None]
     if kind not in classes:
         raise ValueError(
             f"{folder / SETTINGS[0]} has the architecture {_shown(kind)}, but it must be one of {', '.join(classes)}."
         )
-    model = _load(classes[kind], name, folder, config)
-    tokenizer = load_whole_tokenizer(name)
-    check_vocabulary(model, tokenizer, name)
+    model = _load(classes[kind], folder, config)
+    tokenizer = load_whole_tokenizer(folder)
+    check_vocabulary(model, tokenizer, folder)
     return model, tokenizer
 
 
@@ -145,7 +141,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
     Loads an encoder-decoder model, and checks that its files have every weight.
 
     Args:
-        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
         dtype (`torch.dtype` or `str`): data type of the weights; by default the saved one.
 
     Returns:
@@ -155,55 +151,49 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite, do not match the
             config or are not those that the training wrote; the message names the file.
     """
-    name = pinned(name)
-    folder, config = _check_settings(name)
-    if has_adapter(folder):
-        return _load_merged(folder, dtype)
-    return _load(AutoModelForSeq2SeqLM, name, folder, config, dtype)
+    folder = resolve_model(name)
+    config = _check_settings(folder)
+    return _load(AutoModelForSeq2SeqLM, folder, config, dtype)
 
 
-def _load(kind: Any, name: str | Path, folder: Path, config: dict[str, Any], dtype: Any = "auto") -> Any:
+def _load(kind: Any, folder: Path, config: dict[str, Any], dtype: Any = "auto") -> Any:
     """Loads a model by a class of transformers, and checks its weights in one pass."""
-    is_recorded = check_weights(folder)
+    is_recorded = has_adapter(folder) or check_weights(folder)
     _check_headers(folder, config)
-    with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
+    what = f"The model {str(folder)!r} cannot be loaded"
+    options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with quiet(), _as_value_error(what, folder):
         try:
+            if (weights := _weights_beside(folder)) is not None:
+                options |= {"config": AutoConfig.from_pretrained(folder), "state_dict": weights}
+                dtype = torch.float32 if dtype == "auto" else dtype
+                # Only runs of this package have such checkpoints, and an Auto class needs a folder.
+                kind = VaswaniForConditionalGeneration if kind is AutoModelForSeq2SeqLM else kind
+            # Code of the repository never runs, and there is no prompt about it.
             model, report = kind.from_pretrained(
-                name,
-                dtype=dtype,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                # Code of the repository never runs, and there is no prompt about it.
-                trust_remote_code=False,
+                folder if weights is None else None, dtype=dtype, trust_remote_code=False, **options
             )
+            if weights is not None and model.can_generate():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
         except UnpicklingError as error:
             raise ValueError(
-                f"The weights in {name} are a pickle that is damaged, or contains code: save them as "
+                f"The weights in {folder} are a pickle that is damaged, or contains code: save them as "
                 "model.safetensors."
             ) from error
         except Exception:
             _check_headers(folder, config)
             raise
-    check_report(report, name)
+    check_report(report, folder)
     if not is_recorded:
-        check_finite(model, name)
+        check_finite(model, folder)
     return model.eval()
 
 
-def _load_merged(checkpoint: Path, dtype: Any) -> Any:
-    """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
-    with quiet(), _as_value_error(f"The model {str(checkpoint)!r} cannot be loaded", checkpoint):
-        model, report = VaswaniForConditionalGeneration.from_pretrained(
-            None,
-            config=AutoConfig.from_pretrained(checkpoint),
-            state_dict=merged_weights(checkpoint),
-            dtype=torch.float32 if dtype == "auto" else dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-        model.generation_config = GenerationConfig.from_pretrained(checkpoint)
-    check_report(report, checkpoint)
-    return model.eval()
+def _weights_beside(folder: Path) -> dict[str, torch.Tensor] | None:
+    """Returns the weights of a checkpoint that are not in its `model.safetensors`: with adapters, or averaged."""
+    if has_adapter(folder):
+        return merged_weights(folder)
+    return load_file(folder / MOVING_AVERAGE) if (folder / MOVING_AVERAGE).is_file() else None
 
 
 def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -211,7 +201,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     Loads a tokenizer for a translation model, and checks all its files.
 
     Args:
-        name (`str` or `Path`): folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
 
     Returns:
         [`PreTrainedTokenizerBase`].
@@ -219,17 +209,16 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: the tokenizer is missing or lacks what translation needs, or one of its files is damaged.
     """
-    name = pinned(name)
-    folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
+    folder = resolve_model(name)
     path = folder / "tokenizer.json"
     content, *_ = [
         _read(folder / each) if (folder / each).exists() else {} for each in (path.name, *TOKENIZER_SETTINGS)
     ]
-    with quiet(), _as_value_error(f"The tokenizer in {name} cannot be loaded", folder):
+    with quiet(), _as_value_error(f"The tokenizer in {folder} cannot be loaded", folder):
         try:
-            tokenizer = load_tokenizer(str(name))
+            tokenizer = load_tokenizer(str(folder))
         except Exception as error:
-            if not (isinstance(error, ValueError) and str(name) in str(error)):
+            if not (isinstance(error, ValueError) and str(folder) in str(error)):
                 _check_tokenizer_file(path)
             raise
         _check_template(path, content.get("post_processor") or {})
@@ -250,7 +239,7 @@ def _check_tokenizer_file(path: Path) -> None:
         Tokenizer.from_file(str(path))
     # tokenizers raises plain exceptions.
     except Exception as error:
-        raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
+        raise ValueError(f"{path} is not a tokenizer: {str(error)[:MAX_MESSAGE_CHARS]}") from error
 
 
 def _check_template(path: Path, processor: dict[str, Any]) -> None:
@@ -307,12 +296,13 @@ def quiet() -> Iterator[None]:
 # ---- Settings ----------------------------------------------------------------------------------------------------
 
 
-def _check_settings(name: str | Path) -> tuple[Path, dict[str, Any]]:
+def _check_settings(folder: Path) -> dict[str, Any]:
     """
     Checks the values in `config.json` and `generation_config.json`, many of which transformers accepts unchecked.
-    Returns the folder of the model, and the content of its `config.json`.
+    Returns the content of `config.json`.
     """
-    folder = model_folder(name)
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file, not a model folder: hf-vaswani convert makes one of other formats.")
     paths = [folder / file for file in SETTINGS]
     config, generation = _read(paths[0]), _read(paths[1]) if paths[1].exists() else {}
     kind = config.get("model_type")
@@ -332,7 +322,7 @@ def _check_settings(name: str | Path) -> tuple[Path, dict[str, Any]]:
                     raise ValueError(f"{path} has the id {id_} as {key}, but the vocabulary has {size} entries.")
     with quiet(), _as_value_error(f"{paths[0]} cannot be used", folder):
         AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return folder, config
+    return config
 
 
 def _expected(name: str, text: str) -> str | None:
@@ -353,72 +343,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-# ---- Revisions ---------------------------------------------------------------------------------------------------
-
-
-def pinned(name: str | Path) -> str | Path:
-    """
-    Returns the name of a model without a revision: for `user/name@revision`, the folder of that commit in the cache,
-    after downloading it; any other name as it is.
-
-    Raises:
-        ValueError: there is no such revision, or the Hub cannot be reached.
-    """
-    model, revision = split_revision(str(name))
-    if revision is None:
-        return name
-    with _as_value_error(f"The model {str(name)!r} cannot be loaded: loading it from the Hub failed", name):
-        return snapshot_download(model, revision=revision, ignore_patterns=IGNORED)
-
-
-def commit_of(name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """
-    Returns the commit of a repository that was downloaded last.
-
-    Args:
-        name (`str`): id on the Hub, with or without `@revision`.
-        repo_type (`str`): `"model"`, or `"dataset"`.
-        revision (`str`, *optional*): branch, tag or commit; by default that of the name, or the main branch.
-
-    Returns:
-        `str`: commit, or `None` for a local path, and for what the cache does not have.
-    """
-    if os.path.exists(name):
-        return None
-    name, named = split_revision(name)
-    revision = revision or named or constants.DEFAULT_REVISION
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=repo_type)
-    if (folder / "snapshots" / revision).is_dir():
-        return revision
-    reference = folder / "refs" / revision
-    return reference.read_text("utf-8").strip() if reference.is_file() else None
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
 
 
 # ---- Files and weights -------------------------------------------------------------------------------------------
-
-
-def model_folder(name: str | Path, *files: str) -> Path:
-    """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
-    name = pinned(name)
-    if os.path.isdir(name):
-        return Path(name)
-    what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"
-    with _as_value_error(what, name):
-        folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
-        for file in files or SETTINGS[1:]:
-            try:
-                hf_hub_download(str(name), file)
-            except LocalEntryNotFoundError:
-                # Offline, the cache decides. Online, the Hub has failed to answer.
-                if not is_offline_mode():
-                    raise
-            except EntryNotFoundError:
-                # These files are optional.
-                continue
-    return folder
 
 
 @contextmanager
@@ -437,7 +365,7 @@ def _as_value_error(what: str, name: str | Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(name) in text:
             raise
         kind = "" if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: "
-        raise ValueError(f"{what}: {kind}{text[:SAID] if text else type(error).__name__}") from error
+        raise ValueError(f"{what}: {kind}{text[:MAX_MESSAGE_CHARS] if text else type(error).__name__}") from error
 
 
 def _check_headers(folder: Path, config: dict[str, Any]) -> None:
@@ -479,7 +407,7 @@ def check_report(report: Mapping[str, Any], name: str | Path) -> None:
 
     Args:
         report (`Mapping[str, Any]`): what `from_pretrained(..., output_loading_info=True)` returns beside the model.
-        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        name (`str` or `Path`): a model, see [`resolve_model`].
 
     Raises:
         ValueError: naming the first weight of each kind.

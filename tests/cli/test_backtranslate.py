@@ -133,7 +133,7 @@ def test_two_processes_do_not_write_one_file(command, tmp_path, capsys) -> None:
         (["--backtranslation.output=null"], "backtranslation.output must have a value"),
         (["--backtranslation.output=pairs.txt"], "backtranslation.output must end in .tsv"),
         (["--backtranslation.output=no/pairs.tsv"], "is in a folder that does not exist"),
-        (["--backtranslation.model=nowhere"], "There is no model folder 'nowhere'"),
+        (["--backtranslation.model=nowhere"], "is 'nowhere', which does not exist"),
         (
             ["--data.source_language=fr"],
             "translates en-de, but for the data section of this recipe, it must translate en-fr",

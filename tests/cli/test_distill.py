@@ -173,7 +173,7 @@ def test_a_student_without_the_teachers_text_is_not_trained(command, tmp_path, c
         (["--teacher.model=null", "--teacher.text=null", "--teacher.folder=null", "--teacher.num_beams=8"],
          "teacher.model has no value: name the model that teaches"),
         (["--teacher.model=null"], "has no effect without teacher.model: set it"),
-        (["--teacher.model=nowhere"], "There is no model folder 'nowhere'"),
+        (["--teacher.model=nowhere"], "is 'nowhere', which does not exist"),
         (["--teacher.model=[]"], "teacher.model must name at least one, but it is []"),
         (["--teacher.text=nowhere.en"], "There is no file 'nowhere.en'"),
         (["--teacher.n_best=4"], "teacher.n_best (4) must not be above teacher.num_beams (3)"),

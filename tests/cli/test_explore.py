@@ -46,7 +46,7 @@ def test_stacks_on_their_own(kind, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "nowhere", "one"], "There is no model folder 'nowhere'"),
+        (["--model", "nowhere", "one"], "is 'nowhere', which does not exist"),
         (["--num-beams", "0", "one"], "--num-beams must be from 1 to 1000, but it is 0."),
         (["--output", ".", "one"], "--output . is a folder, not a file."),
         (["--output", "no/folder/page.html", "one"], "There is no folder 'no/folder' for --output."),

@@ -81,7 +81,7 @@ def test_help_and_the_version_import_nothing_heavy() -> None:
 
 
 def test_an_error_has_no_secret_of_a_url(capsys) -> None:
-    assert main(["translate", "--model", "user/name", "https://me:SECRET@host/a.txt?sig=SECRET"]) == 2
+    assert main(["translate", "--model", ".", "https://me:SECRET@host/a.txt?sig=SECRET"]) == 2
     said = capsys.readouterr().err
     assert "There is no file 'https:/host/a.txt'" in said and "SECRET" not in said
 
@@ -89,7 +89,7 @@ def test_an_error_has_no_secret_of_a_url(capsys) -> None:
 def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeypatch, capsys) -> None:
     from hf_vaswani.translation import loading
 
-    arguments = ["translate", "--model", "user/name"]
+    arguments = ["translate", "--model", "."]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
     monkeypatch.setattr(loading, "load_translator", lambda name: torch.empty(2**60, dtype=torch.int8))
     assert main(arguments) == 2
@@ -128,7 +128,7 @@ def fail_with(monkeypatch, error: BaseException) -> None:
 )
 def test_out_of_memory_is_said_only_of_memory(monkeypatch, capsys, text, is_of_memory) -> None:
     fail_with(monkeypatch, RuntimeError(text))
-    arguments = ["translate", "--model", "user/name"]
+    arguments = ["translate", "--model", "."]
     if is_of_memory:
         assert main(arguments) == 2 and capsys.readouterr().err == f"hf-vaswani: Out of memory: {text}\n"
     else:
@@ -143,7 +143,7 @@ def test_a_variable_shows_the_traceback_of_any_error(monkeypatch, capsys, error)
     for value, is_shown in (("1", True), ("0", False), ("", False)):
         fail_with(monkeypatch, error)
         monkeypatch.setenv("HF_VASWANI_DEBUG", value)
-        assert main(["translate", "--model", "user/name"]) > 0
+        assert main(["translate", "--model", "."]) > 0
         said = capsys.readouterr().err
         assert said.splitlines()[-1].startswith("hf-vaswani: ") and ("in fail\n" in said) == is_shown
 

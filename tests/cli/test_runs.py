@@ -45,7 +45,7 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}/checkpoint-9", "--output", "{new}"], "There is no folder"),
+        (["{run}/checkpoint-9", "--output", "{new}"], "which does not exist"),
         (["{run}", "--output", "{new}"], "select its checkpoints"),
         (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
         (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),

@@ -221,7 +221,7 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         ),
         (["--engine", "ctranslate2"], "with approximate."),
         (["--engine", "onnx"], "engine=onnx is no longer there: use engine=ctranslate2"),
-        (["--model", "nowhere"], "There is no model folder 'nowhere'"),
+        (["--model", "nowhere"], "is 'nowhere', which does not exist"),
     ],
 )
 def test_bad_options_are_one_sentence(teacher, capsys, arguments, message) -> None:

@@ -154,10 +154,9 @@ def test_likely_mistakes_have_messages_of_their_own(tiny_run, tmp_path, capsys, 
         (tmp_path / kind / name).write_bytes(b"weights")
     monkeypatch.chdir(tmp_path)
     for source, words in (
-        (tiny_run, f"is a run folder: give its model, {tiny_run / 'model'}"),
         ("ctranslate2", "model.bin, a CTranslate2 model: this format can be written but not read"),
         ("onnx", "encoder.onnx, an ONNX graph: this format can be written but not read"),
-        ("some/model", "some/model is neither a local folder nor a model on the Hub"),
+        ("some/model", "'some/model', which is neither a local folder nor a model on the Hub"),
     ):
         code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
         assert code == 2 and words in err and err.count("\n") == 1, err

@@ -424,7 +424,7 @@ def test_several_models_are_renewed(hub, run, push, command) -> None:
             {},
             "alice/m (main) names no code",
         ),
-        ({}, ["no folder"], {}, "There is no model folder 'no folder', and a Hub id has the form user/name"),
+        ({}, ["no folder"], {}, "MODEL is 'no folder', which does not exist; a Hub id has the form user/name"),
         ({}, ["alice/m m"], {}, "MODEL must have the form user/name"),
     ],
 )
@@ -1001,7 +1001,7 @@ def test_every_verb_loads_the_revision_that_it_is_told(pinned, tiny_run, texts, 
         (
             "alice/m",
             ["--revision", "nowhere"],
-            "The model 'alice/m@nowhere' cannot be loaded: loading it from the Hub",
+            "--model is 'alice/m@nowhere', which is neither a local folder nor a model on the Hub: 404",
         ),
         ("alice/m@", [], "There is no 'alice/m@': a revision follows a Hub id, as in user/name@v2"),
         ("alice/m", ["--revision", ""], "--revision is empty"),

@@ -367,10 +367,10 @@ def damaged(folder: Path) -> Path:
         (["--initialize.from=EMPTY"], "The format of"),
         (["--initialize.from=DAMAGED"], "initialize.from is"),
         (["--initialize.from=DAMAGED"], "model.safetensors"),
-        (["--initialize.revision=v1"], "initialize.revision is 'v1', but initialize.from is the local folder"),
+        (["--initialize.revision=v1"], "initialize.revision v1 has no use: "),
         (
             ["--initialize.from=no/where@v1", "--initialize.revision=v2"],
-            "is 'v2': name one revision",
+            "initialize.revision v2 has no use: no/where@v1 is local or names a revision",
         ),
         (["--model.d_model=256"], "model.d_model is 256, but the model"),
         (["--tokenizer.kind=unigram"], "tokenizer.kind is 'unigram', but the model"),

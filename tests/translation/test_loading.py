@@ -248,7 +248,7 @@ def test_a_repository_in_the_cache_is_read_offline(folder, tmp_path, monkeypatch
     half(repository / "snapshots" / ("0" * 40) / "generation_config.json")
     with pytest.raises(ValueError, match="generation_config.json is not JSON"):
         load_translator("user/name")
-    with pytest.raises(ValueError, match="The model 'user/other' cannot be loaded"):
+    with pytest.raises(ValueError, match="'user/other', which is neither a local folder nor a model on the Hub"):
         load_translator("user/other")
 
 
