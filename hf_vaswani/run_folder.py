@@ -20,7 +20,7 @@ from .files import (
     read_json_lines,
     temporary_name,
 )
-from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name, resume_marks
+from .recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name, resume_marks
 from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
@@ -62,8 +62,7 @@ def read_environment(run_dir: Path) -> Environment:
     Raises:
         ValueError: it is missing or damaged.
     """
-    path = run_dir / ENVIRONMENT
-    return _read_record(Environment, path)
+    return _read_record(Environment, run_dir / ENVIRONMENT)
 
 
 def write_environment(run_dir: Path, environment: Environment) -> None:
@@ -237,31 +236,24 @@ def advice(checkpoint: Path) -> str:
     return f"Delete {damaged}: the same training command then resumes from {found[i - 1]}."
 
 
-def remove_old_checkpoints(
-    run_dir: Path,
-    save_every: int,
-    keep_last: int,
-    keep_best: int = 0,
-    best_by: BestBy = "bleu",
-    best_set: str | None = None,
-) -> None:
+def remove_old_checkpoints(run_dir: Path, training: TrainingRecipe) -> None:
     """
     Deletes all checkpoints but the newest and the best, and the remains of those that were killed while written.
 
+    A checkpoint between two multiples of `training.save_every`, written because the run was stopped there, is deleted
+    as soon as there is a newer one: an uninterrupted run would not have it.
+
     Args:
         run_dir (`Path`): folder of the run.
-        save_every (`int`): updates between two checkpoints. A checkpoint in between, written because the run was
-            stopped there, is deleted as soon as there is a newer one: an uninterrupted run would not have it.
-        keep_last (`int`): number of newest checkpoints to keep.
-        keep_best (`int`): number of best checkpoints to keep.
-        best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
+        training ([`TrainingRecipe`]): how many to keep, and by what to rank.
     """
     checkpoints = {checkpoint_step(path): path for path in list_checkpoints(run_dir)}
-    planned = [step for step in checkpoints if step % save_every == 0]
-    newest = [step for step in checkpoints if step in planned or step == max(checkpoints)][-keep_last:]
+    planned = [step for step in checkpoints if step % training.save_every == 0]
+    newest = [step for step in checkpoints if step in planned or step == max(checkpoints)][-training.keep_last :]
     # A checkpoint in between will be deleted itself, so it must not displace one of the best.
-    validations = known_validations(run_dir) if keep_best else []
-    best = [line.step for line in ranked(validations, best_by, best_set) if line.step in planned][:keep_best]
+    count = max(training.keep_best, training.average_best or 0)
+    validations = known_validations(run_dir) if count else []
+    best = [line.step for line in ranked(validations, training) if line.step in planned][:count]
     for step, checkpoint in checkpoints.items():
         if step not in (*newest, *best):
             shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
@@ -318,24 +310,21 @@ def known_validations(run_dir: Path) -> list[Validation]:
     return newest.progress.validations + [line for line in lines if line is not None and line.step > last]
 
 
-def write_validations(
-    run_dir: Path, validations: Sequence[Validation], best_by: BestBy, best_set: str | None = None
-) -> None:
-    """Replaces `validations.jsonl` and marks the best validation; arguments as in [`ranked`]."""
-    best = ranked(validations, best_by, best_set)[:1]
+def write_validations(run_dir: Path, validations: Sequence[Validation], training: TrainingRecipe) -> None:
+    """Replaces `validations.jsonl` and marks the best validation."""
+    best = ranked(validations, training)[:1]
     lines = [json.dumps(to_json(replace(line, best=line in best))) + "\n" for line in validations]
     atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
-def ranked(validations: Sequence[Validation], best_by: BestBy, best_set: str | None = None) -> list[Validation]:
+def ranked(validations: Sequence[Validation], training: TrainingRecipe) -> list[Validation]:
     """
-    Sorts validations, the best first.
+    Sorts validations, the best first: those with the lowest loss, or with the highest value of another measure. Of
+    equals, the later one comes first.
 
     Args:
         validations (`Sequence[Validation]`): oldest first.
-        best_by (`str`): `"loss"` for the lowest loss, or the name of a measure whose highest value is best: `"bleu"`,
-            `"accuracy"` or `"f1"`. Of equals, the later one comes first.
-        best_set (`str`, *optional*): the validation set that counts; by default all.
+        training ([`TrainingRecipe`]): with `best_by`, and `best_set` if one validation set counts.
 
     Returns:
         `list[Validation]`.
@@ -343,11 +332,12 @@ def ranked(validations: Sequence[Validation], best_by: BestBy, best_set: str | N
     Raises:
         ValueError: a validation does not have that measure, or not of that set.
     """
-    return sorted(validations, key=lambda line: (_badness(line, best_by, best_set), -line.step))
+    return sorted(validations, key=lambda line: (_badness(line, training), -line.step))
 
 
-def _badness(validation: Validation, best_by: BestBy, best_set: str | None) -> float:
+def _badness(validation: Validation, training: TrainingRecipe) -> float:
     """Less is better; a value that is not finite is the worst."""
+    best_by, best_set = training.best_by, training.best_set
     scores = {"loss": validation.loss} | (validation.measures or {})
     if validation.bleu is not None:
         scores["bleu"] = validation.bleu
@@ -371,49 +361,41 @@ def _badness(validation: Validation, best_by: BestBy, best_set: str | None) -> f
     return value if best_by == "loss" else -value
 
 
-def has_stalled(
-    validations: Sequence[Validation], best_by: BestBy, patience: int, best_set: str | None = None
-) -> bool:
+def has_stalled(validations: Sequence[Validation], training: TrainingRecipe, patience: int | None) -> bool:
     """
-    Returns whether the last `patience` validations in a row brought no new best.
+    Returns whether the last `patience` validations in a row brought no new best; never without patience.
 
     Args:
-        validations (`Sequence[Validation]`), best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
-        patience (`int`): number of validations.
+        validations (`Sequence[Validation]`), training ([`TrainingRecipe`]): as in [`ranked`].
+        patience (`int`, *optional*): number of validations.
     """
-    values = [_badness(line, best_by, best_set) for line in validations]
+    if patience is None or len(validations) <= patience:
+        return False
+    values = [_badness(line, training) for line in validations]
     # A value that only equals an earlier one is no progress.
-    return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
+    return min(values[-patience:]) >= min(values[:-patience])
 
 
-def checkpoints_to_average(
-    run_dir: Path,
-    save_every: int,
-    last: int | None = None,
-    best: int | None = None,
-    best_by: BestBy = "bleu",
-    best_set: str | None = None,
-) -> list[Path]:
+def checkpoints_to_average(run_dir: Path, training: TrainingRecipe) -> list[Path]:
     """
-    Returns the last checkpoints of a run, or those of its best validations, whether or not they still exist.
+    Returns the last `average_last` checkpoints of a run, or those of its `average_best` best validations, whether or
+    not they still exist. All of them, if the run has fewer; a checkpoint without a validation has no rank.
 
     Args:
         run_dir (`Path`): folder of the run.
-        save_every (`int`): updates between two checkpoints, as in the run's recipe.
-        last (`int`, *optional*): number of newest checkpoints; all if the run has fewer.
-        best (`int`, *optional*): number of best checkpoints instead; of equals, the later ones. A checkpoint without a
-            validation has no rank.
-        best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
+        training ([`TrainingRecipe`]): the section `training` of its recipe.
 
     Returns:
         `list[Path]`: folders `checkpoint-N`, oldest first.
     """
     newest = max(map(checkpoint_step, list_checkpoints(run_dir)), default=0)
-    made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
-    if best is not None:
-        validated = [line.step for line in ranked(known_validations(run_dir), best_by, best_set)]
-        made = [step for step in validated if step in made]
-    steps = made[: last if best is None else best]
+    earlier = range((newest - 1) // training.save_every * training.save_every, 0, -training.save_every)
+    made = [newest, *earlier] if newest else []
+    if training.average_best is None:
+        steps = made[: training.average_last]
+    else:
+        validated = [line.step for line in ranked(known_validations(run_dir), training)]
+        steps = [step for step in validated if step in made][: training.average_best]
     return [checkpoint_folder(run_dir, step) for step in sorted(steps)]
 
 
@@ -470,10 +452,7 @@ def read_recipe(run_dir: Path) -> Recipe:
     if not path.is_file():
         raise ValueError(f"{run_dir} is not the folder of a run: it has no {RECIPE}.")
     way_out = "Give the training command again, which writes the file anew, or restore it from a backup."
-    try:
-        recipe = load_recipe([str(path)])
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
+    recipe = _load_recipe(path, "is damaged", way_out)
     newest = find_resume(run_dir)
     if newest is None or newest.progress.recipe is None:
         return recipe
@@ -485,6 +464,13 @@ def read_recipe(run_dir: Path) -> Recipe:
                 f"{recorded[key]!r}. {way_out}"
             )
     return recipe
+
+
+def _load_recipe(path: Path, problem: str, way_out: str) -> Recipe:
+    try:
+        return load_recipe([str(path)])
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"{path} {problem}: {' '.join(str(error).split())} {way_out}") from error
 
 
 @dataclass(frozen=True)
@@ -545,7 +531,8 @@ def check_resume(recipe: Recipe, resume: Resume | None) -> None:
     if resume is not None and resume.progress.recipe is not None:
         there = _completed(resume.progress.recipe)
     else:
-        whole = _recipe_at(run_dir / RECIPE)
+        problem = "is missing or damaged, but only this file says which recipe the checkpoints belong to"
+        whole = _load_recipe(run_dir / RECIPE, problem, "Restore it from a backup, or name another --run_dir.")
         there = unchangeable(whole)
         # Without a checkpoint, nothing tells what the text was.
         here, there = here | places_of_text(recipe), there | places_of_text(whole)
@@ -572,17 +559,6 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     return _fixed(whole) | {"training.max_steps": whole["training.max_steps"]}
 
 
-def _recipe_at(path: Path) -> Recipe:
-    """Reads the recipe of a run whose checkpoints have no record of it."""
-    try:
-        return load_recipe([str(path)])
-    except (ValueError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{path} is missing or damaged, but only this file says which recipe the checkpoints belong to: "
-            f"{' '.join(str(error).split())} Restore it from a backup, or name another --run_dir."
-        ) from error
-
-
 def forget_after(
     run_dir: Path, step: int, training: TrainingRecipe, recorded: Sequence[Validation] | None = None
 ) -> None:
@@ -605,7 +581,7 @@ def forget_after(
         if line.step <= step and (line.step % training.validate_every == 0 or line.step == training.max_steps)
     ]
     if validations:
-        write_validations(run_dir, validations, training.best_by, training.best_set)
+        write_validations(run_dir, validations, training)
     else:
         (run_dir / VALIDATIONS).unlink(missing_ok=True)
     for path in (run_dir / NONFINITE, run_dir / CURVE):

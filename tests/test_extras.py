@@ -135,7 +135,7 @@ def test_adapt_attaches_adapters(environment) -> None:
         "from pathlib import Path\n"
         "import hf_vaswani\n"
         "from hf_vaswani.recipe import AdapterRecipe\n"
-        "from hf_vaswani.training.lora import attach_adapters, save_adapters\n"
+        "from hf_vaswani.training.transfer import attach_adapters, save_adapters\n"
         "model = hf_vaswani.VaswaniForConditionalGeneration.from_pretrained('run/model')\n"
         "adapters = attach_adapters(model, AdapterRecipe(rank=2), Path('run/model'))\n"
         "Path('adapters').mkdir()\n"

@@ -57,126 +57,132 @@ def seal(folder: Path, step: int, **more: Any) -> None:
     (folder / "progress.json").write_text(json.dumps(record | {"state": state} | more))
 
 
+def kept(**training: Any) -> TrainingRecipe:
+    """Returns a recipe that saves a checkpoint at each update, and averages and keeps one."""
+    return TrainingRecipe(**{"save_every": 1, "average_last": 1, "keep_last": 1} | training)
+
+
+def steps(folder: Path) -> list[int]:
+    return [checkpoint_step(path) for path in list_checkpoints(folder)]
+
+
+def to_average(folder: Path, **training: Any) -> list[int]:
+    return [checkpoint_step(path) for path in checkpoints_to_average(folder, kept(**training))]
+
+
 def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> None:
     for step in (5, 100, 20):
         checkpoint(tmp_path, step)
     checkpoint(tmp_path, 300, complete=False)
-    temporary_name(tmp_path / "checkpoint-400").mkdir()
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
-    remove_old_checkpoints(tmp_path, 5, keep_last=2)
-    assert not temporary_name(tmp_path / "checkpoint-400").exists()
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
-
-
-def test_a_checkpoint_is_named_by_its_step(tmp_path) -> None:
-    folder = checkpoint_folder(tmp_path, 1200)
-    assert (folder.name, checkpoint_step(folder)) == ("checkpoint-1200", 1200)
-    for name in ("checkpoint-20", "checkpoint-3", "checkpoint-old", "checkpoint-", ".checkpoint-4.writing", "model"):
+    for name in ("checkpoint-old", "checkpoint-", ".checkpoint-4.writing", "model"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-20"]
-
-
-def to_average(folder: Path, *arguments: Any, **options: Any) -> list[int]:
-    found = checkpoints_to_average(folder, *arguments, **options)
-    return [int(path.name.removeprefix("checkpoint-")) for path in found]
+    temporary_name(tmp_path / "checkpoint-400").mkdir()
+    assert [checkpoint_step(path) for path in checkpoint_folders(tmp_path)] == [5, 20, 100, 300]
+    assert steps(tmp_path) == [5, 20, 100]
+    remove_old_checkpoints(tmp_path, kept(save_every=5, keep_last=2))
+    assert not temporary_name(tmp_path / "checkpoint-400").exists()
+    assert steps(tmp_path) == [20, 100]
 
 
 def test_the_best_checkpoints_stay_beside_the_last_and_are_averaged(tmp_path) -> None:
     """By validation BLEU; of equals the later; one without a validation has no rank."""
     for step in (1, 2, 3, 4, 5, 6):
         checkpoint(tmp_path, step)
-    assert to_average(tmp_path, 1, best=3) == []
+    assert to_average(tmp_path, average_best=3) == []
     bleu = {1: 30.0, 2: 50.0, 3: 30.0, 5: 10.0, 7: 99.0}
     lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
     (tmp_path / "validations.jsonl").write_text("".join(lines))
-    assert to_average(tmp_path, 1, best=2) == [2, 3]
-    assert to_average(tmp_path, 1, best=9) == [1, 2, 3, 5]
-    remove_old_checkpoints(tmp_path, 1, keep_last=1, keep_best=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 6)]
-    assert to_average(tmp_path, 1, best=3) == [1, 2, 3]
+    assert to_average(tmp_path, average_best=2) == [2, 3]
+    assert to_average(tmp_path, average_best=9) == [1, 2, 3, 5]
+    remove_old_checkpoints(tmp_path, kept(keep_best=2))
+    assert steps(tmp_path) == [2, 3, 6]
+    assert to_average(tmp_path, average_best=3) == [1, 2, 3]
     with pytest.raises(ValueError, match="checkpoint-1 was deleted: training.keep_last"):
-        average_checkpoints(checkpoints_to_average(tmp_path, 1, best=3))
-    remove_old_checkpoints(tmp_path, 1, keep_last=1)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+        average_checkpoints(checkpoints_to_average(tmp_path, kept(average_best=3)))
+    remove_old_checkpoints(tmp_path, kept())
+    assert steps(tmp_path) == [6]
     (tmp_path / "validations.jsonl").write_text("{")
     with pytest.raises(ValueError, match="validations.jsonl is damaged"):
-        to_average(tmp_path, 1, best=2)
+        to_average(tmp_path, average_best=2)
 
 
 @pytest.mark.parametrize(
     ("best_by", "best_set", "best"),
-    [("bleu", None, 2), ("bleu", "law", 1), ("bleu", "web", 3), ("loss", None, 3), ("loss", "law", 2)],
+    [
+        ("bleu", None, 2),
+        ("bleu", "law", 1),
+        ("bleu", "web", 3),
+        ("loss", None, 3),
+        ("loss", "law", 2),
+        ("f1", "web", 1),
+    ],
 )
-def test_one_set_can_decide_what_is_best(tmp_path, best_by, best_set, best) -> None:
+def test_the_best_has_the_lowest_loss_or_the_highest_measure_of_all_sets_or_one(
+    tmp_path, best_by, best_set, best
+) -> None:
     law, web = {1: (9.0, 2.0), 2: (8.0, 1.0), 3: (1.0, None)}, {1: (1.0, 1.0), 2: (5.0, 3.0), 3: (7.0, 2.0)}
     validations = [
-        Validation(step, 4.0 - step, (law[step][0] + web[step][0]) / 2, sets={
-            name: {"bleu": bleu, "loss": loss} for name, (bleu, loss) in (("law", law[step]), ("web", web[step]))
+        Validation(step, 4.0 - step, (law[step][0] + web[step][0]) / 2, measures={"f1": 0.5}, sets={
+            name: {"bleu": bleu, "loss": loss, "f1": 1 / step}
+            for name, (bleu, loss) in (("law", law[step]), ("web", web[step]))
         })
         for step in (1, 2, 3)
     ]  # fmt: skip
-    write_validations(tmp_path, validations, best_by, best_set)
+    training = kept(best_by=best_by, best_set=best_set, average_best=1)
+    write_validations(tmp_path, validations, training)
     assert [line.step for line in read_validations(tmp_path) if line.best] == [best]
     assert [replace(line, best=False) for line in read_validations(tmp_path)] == validations
     for step in (1, 2, 3):
         checkpoint(tmp_path, step)
-    assert to_average(tmp_path, 1, best=1, best_by=best_by, best_set=best_set) == [best]
-    assert has_stalled(validations, best_by, 1, best_set) is (best != 3)
-    remove_old_checkpoints(tmp_path, 1, 1, 1, best_by, best_set)
-    assert [checkpoint_step(path) for path in list_checkpoints(tmp_path)] == sorted({best, 3})
-
-
-def test_a_set_without_the_metric_is_named(tmp_path) -> None:
-    """Earlier versions wrote no loss for each set. With a single set, its scores are those of the validation."""
-    old = Validation(7, 1.0, 5.0, sets={"law": {"bleu": 9.0}, "web": {"bleu": 1.0}})
-    assert ranked([old], "bleu", "law") == [old]
-    with pytest.raises(ValueError, match="no loss of the validation set 'law' for update 7.*sets are law, web"):
-        ranked([old], "loss", "law")
-    assert ranked([replace(old, sets=None)], "loss", "law")
-
-
-@pytest.mark.parametrize(
-    ("best_by", "best_set", "best"),
-    [("accuracy", None, 2), ("f1", None, 3), ("loss", None, 1), ("accuracy", "law", 1), ("f1", "law", 2)],
-)
-def test_measures_rank_by_their_highest_value(best_by, best_set, best) -> None:
-    whole = {1: (1.0, 0.1, 0.3), 2: (2.0, 0.9, 0.2), 3: (3.0, 0.5, 0.4)}
-    law = {1: (3.0, 0.7, 0.1), 2: (2.0, 0.6, 0.8), 3: (1.0, 0.5, 0.3)}
-    validations = []
-    for step in (1, 2, 3):
-        each, of_law = (dict(zip(("loss", "accuracy", "f1"), text[step], strict=True)) for text in (whole, law))
-        measures = {name: each[name] for name in ("accuracy", "f1")}
-        validations.append(Validation(step, each["loss"], measures=measures, sets={"law": of_law, "web": each}))
-    assert ranked(validations, best_by, best_set)[0].step == best
-    assert has_stalled(validations, best_by, 1, best_set) is (best != 3)
+    assert checkpoints_to_average(tmp_path, training) == [checkpoint_folder(tmp_path, best)]
+    assert has_stalled(validations, training, 1) is (best != 3)
+    remove_old_checkpoints(tmp_path, training)
+    assert steps(tmp_path) == sorted({best, 3})
 
 
 def test_a_measure_that_is_not_finite_is_the_worst() -> None:
-    values = {1: None, 2: 0.1, 3: math.nan, 4: 0.2}
+    values, by = {1: None, 2: 0.1, 3: math.nan, 4: 0.2}, kept(best_by="accuracy")
     validations = [Validation(step, 1.0, measures={"accuracy": value}) for step, value in values.items()]
-    assert [line.step for line in ranked(validations, "accuracy")] == [4, 2, 3, 1]
-    assert has_stalled(validations[:3], "accuracy", 1) and not has_stalled(validations, "accuracy", 1)
+    assert [line.step for line in ranked(validations, by)] == [4, 2, 3, 1]
+    assert has_stalled(validations[:3], by, 1) and not has_stalled(validations, by, 1)
+    assert not has_stalled(validations[:3], by, None)
 
 
-def test_a_measure_that_was_not_made_is_named() -> None:
-    text = Validation(7, 1.0, measures={"word_perplexity": 9.0})
-    with pytest.raises(ValueError, match="no F1 for update 7, only loss, word perplexity. Change training.best_by"):
-        ranked([text], "f1")
-    with pytest.raises(ValueError, match="no BLEU for update 7"):
-        ranked([text], "bleu")
-    with pytest.raises(ValueError, match="no accuracy for update 7, only loss, BLEU"):
-        ranked([Validation(7, 1.0, 30.0, 1.0, 1.0)], "accuracy")
+@pytest.mark.parametrize(
+    ("validation", "best_by", "best_set", "words"),
+    [
+        (
+            Validation(7, 1.0, measures={"word_perplexity": 9.0}),
+            "f1",
+            None,
+            "F1 for update 7, only loss, word",
+        ),
+        (Validation(7, 1.0, measures={}), "bleu", None, "BLEU for update 7"),
+        (Validation(7, 1.0, 30.0, 1.0, 1.0), "accuracy", None, "accuracy for update 7, only loss, BLEU. Change train"),
+        # Earlier versions wrote no loss for each set.
+        (
+            Validation(7, 1.0, 5.0, sets={"law": {"bleu": 9.0}, "web": {"bleu": 1.0}}),
+            "loss",
+            "law",
+            "loss of the validation set 'law' for update 7.*sets are law, web",
+        ),
+    ],
+)
+def test_a_measure_that_was_not_made_is_named(validation, best_by, best_set, words) -> None:
+    with pytest.raises(ValueError, match=f"no {words}"):
+        ranked([validation], kept(best_by=best_by, best_set=best_set))
+    # With a single set, its scores are those of the validation.
+    assert ranked([replace(validation, sets=None)], kept(best_by="loss", best_set="law"))
 
 
 def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path) -> None:
     """Saved every 4 updates, and at the end; that of update 6 was made by a stop, and is none of the run's own."""
-    assert to_average(tmp_path, 4, last=2) == []
+    assert to_average(tmp_path, save_every=4, average_last=2) == []
     for step in (4, 6, 8, 12, 14):
         checkpoint(tmp_path, step)
-    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
-    assert to_average(tmp_path, 4, last=9) == [4, 8, 12, 14]
+    assert to_average(tmp_path, save_every=4, average_last=9) == [4, 8, 12, 14]
     shutil.rmtree(tmp_path / "checkpoint-8")
-    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
+    assert to_average(tmp_path, save_every=4, average_last=3) == [8, 12, 14]
 
 
 def resumed(recipe: Recipe) -> Path | None:
@@ -245,8 +251,8 @@ def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None
     (tmp_path / "validations.jsonl").write_text("".join(lines))
     for step, left in ((4, [4]), (6, [4, 6]), (8, [4, 8])):
         checkpoint(tmp_path, step)
-        remove_old_checkpoints(tmp_path, 4, keep_last=1, keep_best=1)
-        assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in left]
+        remove_old_checkpoints(tmp_path, kept(save_every=4, keep_best=1))
+        assert steps(tmp_path) == left
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
@@ -259,7 +265,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
     line = json.loads((tmp_path / "progress.json").read_text())["validations"][0]
     # A loss that is not finite is null; what there is not is not written.
     assert list(line) == ["step", "loss", "bleu", "chrf", "ter", "signatures", "best"] and line["loss"] is None
-    write_validations(tmp_path, [validation, replace(validation, step=8, bleu=20.0)], "bleu")
+    write_validations(tmp_path, [validation, replace(validation, step=8, bleu=20.0)], TrainingRecipe())
     assert [(line.step, line.best) for line in read_validations(tmp_path)] == [(4, False), (8, True)]
     result = Result(4, ["checkpoint-4"], files={}, samples=[{"source": "ä"}])
     write_result(tmp_path, result)
@@ -289,21 +295,11 @@ def test_records_of_other_versions_are_read(tmp_path) -> None:
     assert progress.digests == progress.files
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"step": "3"}, "step is '3'"),
-        ({"step": True}, "step is 'True'"),
-        ({"files": {"w": 1}}, "files is"),
-        ({"validations": [{"step": 1}]}, "loss is missing"),
-        ({"seconds": None}, "seconds is 'None'"),
-    ],
-)
-def test_a_record_with_a_bad_value_is_named(tmp_path, change, words) -> None:
+def test_a_record_with_a_bad_value_is_named(tmp_path) -> None:
     folder = checkpoint(tmp_path, 3)
-    record = json.loads((folder / "progress.json").read_text()) | change
+    record = json.loads((folder / "progress.json").read_text()) | {"validations": [{"step": 1}]}
     (folder / "progress.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=f"progress.json is damaged, or of another version: .*{words}"):
+    with pytest.raises(ValueError, match="progress.json is damaged, or of another version: .*loss is missing"):
         read_progress(folder)
 
 
@@ -311,7 +307,7 @@ def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
     sources, sets = [SourceRecipe(weight=2)], {"web": EvaluationSetRecipe(test_files="a.tsv")}
     recipe = Recipe(run_dir=str(tmp_path / "run"), more_data=sources, validation_sets=sets)
     recorded = unchangeable(recipe)
-    assert not any(key.startswith("backtranslation.") for key in recorded)
+    assert not any(key.startswith(("backtranslation.", "hub.")) for key in recorded)
     for part in (recorded["more_data"][0], recorded["validation_sets"]["web"]):
         del part["prefix"]
     del recorded["data.prefix"]
@@ -321,7 +317,3 @@ def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
     recipe.more_data[0].prefix = "<bt>"
     with pytest.raises(ValueError, match=r"belongs to another recipe: more_data is \["):
         resumed(recipe)
-
-
-def test_a_resumed_run_may_publish_otherwise() -> None:
-    assert not [key for key in unchangeable(Recipe()) if key.startswith("hub.")]

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,14 +199,10 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
     training = recipe.training
     if options.by is not None:
         check_best_by(recipe, options.by, "--by")
-    found = checkpoints_to_average(
-        run_dir,
-        training.save_every,
-        options.last,
-        options.best,
-        options.by or training.best_by,
-        training.best_set,
-    )
+    last = training.average_last if options.last is None else options.last
+    by = options.by or training.best_by
+    training = replace(training, average_last=last, average_best=options.best, best_by=by)
+    found = checkpoints_to_average(run_dir, training)
     option, count = ("--last", options.last) if options.best is None else ("--best", options.best)
     if len(found) < count:
         raise ValueError(f"{run_dir} has fewer checkpoints than {option} {count} asks for: {len(found)}.")

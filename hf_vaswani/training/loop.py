@@ -65,11 +65,11 @@ from ..translation.shortlist import FILE as SHORTLIST
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
 from .distillation import with_teacher_text
-from .lora import check_peft
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
+from .transfer import check_peft
 from .validation import choose_alignment_layer, finite, measure, score_altered, translate_and_score, validate
 
 with extra("train"):
@@ -482,11 +482,8 @@ class _Progress:
 
 def _has_stalled(recipe: Recipe, step: int) -> bool:
     """Returns whether patience had run out after an update."""
-    training = recipe.training
     validations = [line for line in read_validations(Path(recipe.run_dir)) if line.step <= step]
-    return training.patience is not None and has_stalled(
-        validations, training.best_by, training.patience, training.best_set
-    )
+    return has_stalled(validations, recipe.training, recipe.training.patience)
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------
@@ -494,7 +491,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 
 def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) -> Result:
     """Averages checkpoints, scores the mean on the test set, and then writes the model folder."""
-    chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
+    chosen = on_main_process(run.accelerator, checkpoints_to_average, run.folder, run.recipe.training)
     on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
     load_stored(model, average_checkpoints(chosen))
     averaged = [checkpoint.name for checkpoint in chosen]
@@ -533,11 +530,8 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
     """Warns if no validation is better than the first, which is that of the model that the training started from."""
     training = recipe.training
     validations = known_validations(Path(recipe.run_dir))
-    if (
-        len(validations) > 1
-        and validations[0].step == 0
-        and has_stalled(validations, training.best_by, len(validations) - 1, training.best_set)
-    ):
+    from_the_start = len(validations) > 1 and validations[0].step == 0
+    if from_the_start and has_stalled(validations, training, len(validations) - 1):
         what = "a lower loss" if training.best_by == "loss" else f"a higher {measure_name(training.best_by)}"
         logger.warning(f"no validation has {what} than that before the first update")
 
@@ -577,18 +571,6 @@ def _write_card(recipe: Recipe, result: Result) -> None:
         atomic_write_bytes(run_dir / MODEL / name, content)
 
 
-def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
-    training = recipe.training
-    return checkpoints_to_average(
-        Path(recipe.run_dir),
-        training.save_every,
-        training.average_last,
-        training.average_best,
-        training.best_by,
-        training.best_set,
-    )
-
-
 def _result_if_complete(recipe: Recipe) -> Result | None:
     """Returns the result of a run that has nothing left to do, unless model, translations or result are damaged."""
     folder = Path(recipe.run_dir)
@@ -598,7 +580,7 @@ def _result_if_complete(recipe: Recipe) -> Result | None:
     try:
         result = read_result(folder)
         # Some or all of the checkpoints may have been deleted since.
-        averaged = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
+        averaged = [checkpoint.name for checkpoint in checkpoints_to_average(folder, recipe.training)]
         complete = (not list_checkpoints(folder) or result.averaged == averaged) and (
             result.step >= recipe.training.max_steps or _has_stalled(recipe, result.step)
         )

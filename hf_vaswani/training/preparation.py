@@ -30,8 +30,8 @@ from ..processes import local_main_process_first, on_main_process
 from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
-from .lora import target_modules
-from .start import check_start, fill_from_model, keep_layers, labels_of, load_start, prepare_network, write_start
+from .start import check_start, fill_from_model, labels_of, load_start, write_start
+from .transfer import keep_layers, prepare_network, target_modules
 
 with extra("train"):
     from accelerate import Accelerator

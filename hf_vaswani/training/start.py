@@ -1,9 +1,9 @@
-"""Starts a run from a trained model: loads it from any format, and fits recipe and model to each other."""
+"""Starts a run from a trained model: loads it from any format and task, and fits recipe and model to each other."""
 
 import json
+import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,18 +12,19 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..averaging import load_stored
-from ..data.sources import PairData, Source, prefix_tags
-from ..data.tokenizer import has_tag, is_tag, language_tag
-from ..files import atomic_folder, find_damage, read_json
+from ..adapters import has_adapter
+from ..averaging import load_stored, load_weights
+from ..data.tokenizer import put_special_tokens
+from ..files import atomic_folder, check_weights, find_damage, read_json
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..model.sentences_vaswani import LanguageTags
+from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
 from ..model_names import resolve_model, with_revision
-from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
+from ..recipe import EvaluationRecipe, ModelRecipe, Recipe, shown
 from ..recipe_checks import check_ranges
 from ..recipe_file import load_recipe
 from ..run_folder import (
+    EMA_WEIGHTS,
     MODEL,
     RECIPE,
     RESULT,
@@ -36,10 +37,18 @@ from ..run_folder import (
     ranked,
     read_progress,
 )
-from ..translation.loading import load_translator
-from .task_transfer import load_other
-from .tasks import model_class
-from .vocabulary_transfer import add_entries, transfer_vocabulary
+from ..translation.loading import (
+    check_finite,
+    check_report,
+    check_vocabulary,
+    load_translator,
+    load_whole_tokenizer,
+    quiet,
+)
+from .tasks import config_of_labels, model_class, search_of
+from .transfer import seeded
+
+logger = logging.getLogger(__name__)
 
 # Settings of the model that training may change.
 FREE = ("dropout", "attention_dropout", "activation_dropout")
@@ -58,6 +67,8 @@ KINDS = {
     "WordPiece": ("wordpiece",),
     "WordLevel": ("words", "characters"),
 }
+# The layer of a classifier with a row for each label.
+LABELS = "classifier."
 
 
 # ---- Loading -----------------------------------------------------------------------------------------------------
@@ -99,9 +110,7 @@ def _best_checkpoint(run_dir: Path) -> Path | None:
     if not found:
         return None
     training = load_recipe([str(run_dir / RECIPE)]).training
-    best = [
-        f"checkpoint-{line.step}" for line in ranked(known_validations(run_dir), training.best_by, training.best_set)
-    ]
+    best = [f"checkpoint-{line.step}" for line in ranked(known_validations(run_dir), training)]
     return next((found[name] for name in best if name in found), list(found.values())[-1])
 
 
@@ -130,8 +139,8 @@ def _load(
         check_checkpoint(folder, read_progress(folder))
     is_whole = read_json(folder / "config.json").get("is_encoder_decoder", True)
     if not is_whole or model_class(recipe) is not VaswaniForConditionalGeneration:
-        with _seeded(recipe.seed):
-            return load_other(folder, recipe, labels)
+        with seeded(recipe.seed):
+            return _load_other(folder, recipe, labels)
     model, tokenizer = load_translator(folder, torch.float32)
     last = tokenizer("a")["input_ids"][-1:]
     if last != [tokenizer.eos_token_id]:
@@ -144,51 +153,111 @@ def _load(
     return model, tokenizer
 
 
-def keep_layers(recipe: Recipe, model: VaswaniPreTrainedModel) -> VaswaniPreTrainedModel:
+def _load_other(
+    folder: Path, recipe: Recipe, labels: Sequence[str]
+) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
     """
-    Drops layers of a translation model if the recipe asks for fewer than it has (shrink and fine-tune: Shleifer and
-    Rush, 2020). Those that stay are spread evenly from the first to the last; a single one is the first.
+    Loads a model of any class of this package as the class that a recipe trains. What the folder does not have gets
+    random weights: a head, or the other stack, whose number of layers is the recipe's.
 
     Args:
-        recipe ([`Recipe`]): the recipe as it was given.
-        model ([`VaswaniPreTrainedModel`]): from [`load_start`].
+        folder (`Path`): folder of the model.
+        recipe ([`Recipe`]): its task, and the settings of what is new.
+        labels (`Sequence[str]`): labels of the training text. A classifier in the folder keeps its own.
 
     Returns:
-        [`VaswaniPreTrainedModel`]: a smaller model with weights of `model`, or `model` itself.
+        [`VaswaniPreTrainedModel`] in float32 and in evaluation mode, and its [`PreTrainedTokenizerBase`], which puts
+        the special tokens of the task around a text.
 
     Raises:
-        ValueError: layers are dropped, and another key needs the whole model.
+        ValueError: the folder has none of the stacks, or lacks a weight that it should have.
     """
-    kept = {}
+    if has_adapter(folder):
+        raise ValueError(f"{folder} has only adapters: name the model of the finished run.")
+    is_recorded = check_weights(folder)
+    kind, tokenizer = model_class(recipe), load_whole_tokenizer(folder)
+    config = VaswaniConfig.from_pretrained(folder)
+    saved = config.stacks
+    is_same = config.architectures == [kind.__name__]
+    _fit_config(config, recipe, [] if is_same else labels)
+    with quiet():
+        model, report = kind.from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    if isinstance(model, VaswaniClassifier) and not is_same:
+        # The rows of another classifier are of other labels.
+        model.classifier = torch.nn.Linear(model.config.d_model, model.config.num_labels)
+        model._init_weights(model.classifier)
+        report["mismatched_keys"] = {each for each in report["mismatched_keys"] if not each[0].startswith(LABELS)}
+        report["missing_keys"] = {*report["missing_keys"], f"{LABELS}weight"}
+    lost = {name for name in report["missing_keys"] if is_same or not _may_be_new(name, saved)}
+    check_report(report | {"missing_keys": lost, "unexpected_keys": ()}, folder)
+    if not is_recorded:
+        check_finite(model, folder)
+    if (folder / EMA_WEIGHTS).is_file():
+        _load_average(model, folder, None if is_same else saved)
+    if isinstance(model, VaswaniForConditionalGeneration):
+        model.generation_config.update(**search_of(recipe.evaluation))
+    check_vocabulary(model, tokenizer, folder)
+    # Segments tell the texts of a pair apart, which an encoder reads.
+    put_special_tokens(tokenizer, recipe.task, model.config.stacks == ("encoder",) and config.type_vocab_size > 0)
+    new = ", ".join(sorted({_described(name, saved) for name in report["missing_keys"]}))
+    logger.info(f"initialize.from: took the weights of {folder}" + (f"; random weights for {new}" if new else ""))
+    return model.eval(), tokenizer
+
+
+def _fit_config(config: VaswaniConfig, recipe: Recipe, labels: Sequence[str]) -> None:
+    """Changes the config of a folder to that of the recipe's model."""
+    kind = model_class(recipe)
     for stack in ("encoder", "decoder"):
-        key, there = f"{stack}_layers", getattr(model.config, f"{stack}_layers")
-        count = getattr(recipe.model, key) if f"model.{key}" in recipe.given else there
-        if count < there:
-            kept[stack] = [round(i * (there - 1) / max(count - 1, 1)) for i in range(count)]
-    if not kept or not isinstance(model, VaswaniForConditionalGeneration):
-        return model
-    for key, given in (
-        ("hub.not_worse_than 'start'", recipe.hub.not_worse_than == "start"),
-        ("training.adapter", recipe.training.adapter is not None),
-    ):
-        if given:
+        if stack not in config.stacks:
+            setattr(config, f"{stack}_layers", getattr(recipe.model, f"{stack}_layers"))
+    config.lm_head_transform = config.lm_head_transform and issubclass(kind, VaswaniForMaskedLM)
+    if recipe.objective.next_sentence:
+        config.type_vocab_size = max(config.type_vocab_size, 2)
+    if issubclass(kind, VaswaniClassifier):
+        (stack,) = kind.stacks_from(config.stacks)
+        if recipe.objective.stack not in (None, stack):
             raise ValueError(
-                f"model.{min(kept)}_layers drops layers of {recipe.initialize.from_}, but {key} needs the whole model."
+                f"objective.stack is {recipe.objective.stack!r}, but a classifier reads the {stack} of this model: "
+                "leave the key out."
             )
-    changes = {f"{stack}_layers": len(numbers) for stack, numbers in kept.items()}
-    config = type(model.config)(**model.config.to_dict() | changes | {"alignment_layer": None})
-    with _seeded(recipe.seed):
-        smaller = VaswaniForConditionalGeneration(config)
-    weights, there = {}, model.state_dict()
-    for name in smaller.state_dict():
-        match = re.fullmatch(r"(model\.(encoder|decoder)\.layers\.)(\d+)(\..+)", name)
-        if match and match[2] in kept:
-            weights[name] = there[f"{match[1]}{kept[match[2]][int(match[3])]}{match[4]}"]
-        else:
-            weights[name] = there[name]
-    smaller.load_state_dict(weights)
-    smaller.generation_config = model.generation_config
-    return smaller.eval()
+        config.update(config_of_labels(labels))
+
+
+def _may_be_new(name: str, saved: tuple[str, ...]) -> bool:
+    """Returns whether a model with these stacks cannot have a weight: that of a head, or of the other stack."""
+    match = re.match(r"model\.(encoder|decoder)\.", name)
+    return match is None or match[1] not in saved or ".cross_attn" in name or ".embed_segments." in name
+
+
+def _described(name: str, saved: tuple[str, ...]) -> str:
+    """
+    Returns the part of a model that a weight belongs to: `"decoder"` or `"classifier"`, and of a stack that the folder
+    has, `"the decoder's cross_attn"`.
+    """
+    parts = name.removeprefix("model.").split(".")
+    if parts[0] not in saved:
+        return parts[0]
+    return f"the {parts[0]}'s {parts[3] if parts[1] == 'layers' else parts[1]}"
+
+
+def _load_average(model: VaswaniPreTrainedModel, folder: Path, saved: tuple[str, ...] | None) -> None:
+    """
+    Loads the moving average of a checkpoint in place of its weights, but for those that a model with other stacks than
+    the `saved` ones, or another head, has anew; `None` for a model of the same class.
+    """
+    weights = load_weights(folder)
+    for before, after in stored_embedding(type(model), folder, {}).items():
+        weights |= {name.replace(before, after): weight for name, weight in weights.items() if before in name}
+    names = {
+        name for name in model.state_dict().keys() & weights.keys() if saved is None or not name.startswith(LABELS)
+    }
+    load_stored(
+        model,
+        {name: weights[name] for name in names},
+        is_new=lambda name: saved is not None and _may_be_new(name, saved),
+    )
 
 
 # ---- The recipe --------------------------------------------------------------------------------------------------
@@ -316,99 +385,6 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
 
 
 # ---- The folder of the start -------------------------------------------------------------------------------------
-
-
-def prepare_network(
-    recipe: Recipe,
-    sources: list[Source],
-    model: VaswaniPreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
-    """
-    Makes the network before the first update: with the vocabulary that the recipe asks for, and with random weights in
-    the parts that it does not take.
-
-    Args:
-        recipe ([`Recipe`]): complete, from [`fill_from_model`].
-        sources (`list[Source]`): the text.
-        model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
-
-    Returns:
-        Model and tokenizer of the run.
-
-    Raises:
-        ValueError: the vocabulary lacks a language tag or a prefix, or has an entry of `initialize.add_tokens`
-            already.
-    """
-    start = recipe.initialize
-    if recipe.task not in MEASURED_TASKS:
-        translator = cast(VaswaniForConditionalGeneration, model)
-        with _seeded(recipe.seed):
-            if start.vocabulary == "transfer":
-                new = PairData().make_tokenizer(recipe, sources)
-                model, tokenizer = transfer_vocabulary(translator, tokenizer, new), new
-            elif start.add_tokens:
-                parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
-                prefixes = [part.prefix for part in parts if part.prefix is not None and is_tag(part.prefix)]
-                model = add_entries(translator, tokenizer, start.add_tokens, prefixes)
-            _check_tags(recipe, sources, tokenizer)
-    if start.parts is not None:
-        model = _with_random_parts(model, start.parts, recipe.seed)
-    return model, tokenizer
-
-
-def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase) -> None:
-    targets = dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None)
-    known = LanguageTags(tokenizer).by_language
-    tags = [language_tag(language) for language in targets if language not in known]
-    prefixes = [prefix for prefix in prefix_tags(sources) if not has_tag(tokenizer, prefix)]
-    reasons = ["data.target_tag is true"] if tags else []
-    for prefix in prefixes:
-        i = [source.recipe.prefix for source in sources].index(prefix)
-        reasons.append(f"{f'more_data[{i - 1}]' if i else 'data'}.prefix is {prefix!r}")
-    if missing := [*tags, *prefixes]:
-        tokens = json.dumps([*recipe.initialize.add_tokens, *missing], ensure_ascii=False)
-        raise ValueError(
-            f"{' and '.join(reasons)}, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: "
-            f"set initialize.add_tokens: {tokens}"
-        )
-
-
-def _with_random_parts(model: VaswaniPreTrainedModel, parts: Collection[str], seed: int) -> VaswaniPreTrainedModel:
-    if foreign := set(parts) - {"embeddings", *model.config.stacks}:
-        raise ValueError(f"initialize.parts has {min(foreign)!r}, which this task's model does not have: remove it.")
-    with _seeded(seed):
-        network = type(model)(model.config)
-    taken = {*parts, *(["head"] if set(model.config.stacks) <= set(parts) else [])}
-    weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in taken}
-    load_stored(network, weights, is_new=lambda name: part_of(name) not in taken)
-    network.generation_config = model.generation_config
-    return network.eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draws from the recipe's seed, and leaves the generator of the run as it was: only one process is here."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
-def part_of(name: str) -> str:
-    """
-    Returns the part of the network that a weight belongs to, in the words of `initialize.parts` and `training.freeze`.
-
-    Args:
-        name (`str`): name of the parameter in a model of this package.
-
-    Returns:
-        `str`: `"encoder"` or `"decoder"`, their layers and the norm on top of them; `"embeddings"`: tokens, learned
-        positions and the output; or `"head"`, what stands on top of a stack alone.
-    """
-    match = re.fullmatch(r"model\.(encoder|decoder)\.(layers|norm)\..+", name)
-    if match:
-        return match[1]
-    return "embeddings" if name.startswith(("model.", "lm_head.")) else "head"
 
 
 def write_start(run_dir: Path, model: VaswaniPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import GenerationConfig
@@ -38,15 +40,15 @@ from ..run_folder import (
     write_progress,
 )
 from .consistency import check_padding
-from .lora import attach_adapters, load_adapters, save_adapters
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run, launch_of
-from .sharding import full_weights, shard_tied_weights
-from .start import FREE, part_of
+from .start import FREE
 from .tasks import config_of_task, model_class, search_of
+from .transfer import attach_adapters, load_adapters, part_of, save_adapters
 
 with extra("train"):
-    from accelerate.utils import load, set_seed
+    from accelerate import Accelerator
+    from accelerate.utils import extract_model_from_parallel, load, set_seed
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +244,7 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
         recorded = resume.progress.validations
     on_main_process(accelerator, forget_after, run.folder, state.step, training, recorded)
     if resume is not None:
-        on_main_process(accelerator, _remove_old_checkpoints, run)
+        on_main_process(accelerator, remove_old_checkpoints, run.folder, training)
     return state
 
 
@@ -250,6 +252,58 @@ def _matrices_of_layers(model: VaswaniPreTrainedModel) -> Iterator[torch.nn.Para
     for stack in (model.model.encoder, model.model.decoder):
         layers = () if stack is None else stack.layers.parameters()
         yield from (parameter for parameter in layers if parameter.dim() == 2 and parameter.requires_grad)
+
+
+# ---- Sharding ----------------------------------------------------------------------------------------------------
+
+
+def shard_tied_weights(accelerator: Accelerator, model: VaswaniPreTrainedModel) -> None:
+    """
+    Shards the embeddings and the output projection, those that share a matrix (Section 3.4) as one group.
+
+    Accelerate, which shards the other modules later, would separate them. Does nothing without FSDP2.
+
+    Args:
+        accelerator (`accelerate.Accelerator`): the processes, with the settings of FSDP.
+        model ([`VaswaniPreTrainedModel`]): the model, before Accelerate prepares it and before it has an
+            optimizer.
+    """
+    if not accelerator.is_fsdp2:
+        return
+    plugin = accelerator.state.fsdp_plugin
+    if accelerator.mixed_precision == "bf16":
+        # Accelerate's own policy would also round the loss, and the sums of gradients, to bfloat16.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    modules = vocabulary_modules(model)
+    for weight in {id(module.weight): module.weight for module in modules}.values():
+        fully_shard(
+            [module for module in modules if module.weight is weight],
+            reshard_after_forward=False,
+            mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            offload_policy=plugin.cpu_offload,
+        )
+
+
+def vocabulary_modules(model: VaswaniPreTrainedModel) -> list[torch.nn.Module]:
+    """Returns the embeddings of the stacks that a model has, and its output unless it is a classifier."""
+    stacks = (model.model.encoder, model.model.decoder)
+    embeddings = [stack.embed_tokens for stack in stacks if stack is not None]
+    return [*embeddings, *([model.lm_head] if hasattr(model, "lm_head") else [])]
+
+
+def full_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """
+    Returns the full weights of a model in each process, however it is wrapped or sharded. All processes call it
+    together.
+
+    Args:
+        model (`torch.nn.Module`): the model, plain or as Accelerate prepared it.
+
+    Returns:
+        `dict[str, torch.Tensor]`: weights by name; a tied matrix once, under the first of its names.
+    """
+    named = extract_model_from_parallel(model, keep_torch_compile=False).named_parameters()
+    return {name: (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach() for name, weight in named}
 
 
 # ---- Saving and loading ------------------------------------------------------------------------------------------
@@ -286,7 +340,7 @@ def save_checkpoint(run: Run, state: TrainState) -> None:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_progress(temporary, _progress(run, state, temporary))
-    on_main_process(accelerator, _remove_old_checkpoints, run)
+    on_main_process(accelerator, remove_old_checkpoints, run.folder, run.recipe.training)
     # No process may read the folder before the main process has renamed it.
     accelerator.wait_for_everyone()
 
@@ -312,14 +366,6 @@ def _digests_of_training(folder: Path, has_average: bool) -> dict[str, str]:
     """Returns the SHA-256 of the weights that a training goes on with, where they are not those of its model."""
     paths = [*([folder / WEIGHTS] if has_average else []), *sorted(folder.glob(f"{SHARDS}*/*"))]
     return {str(path.relative_to(folder)): digest(path) for path in paths}
-
-
-def _remove_old_checkpoints(run: Run) -> None:
-    training = run.recipe.training
-    best = max(training.keep_best, training.average_best or 0)
-    remove_old_checkpoints(
-        run.folder, training.save_every, training.keep_last, best, training.best_by, training.best_set
-    )
 
 
 def _load_checkpoint(run: Run, state: TrainState, resume: Resume) -> None:

@@ -258,14 +258,13 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
         run ([`Run`]), model ([`VaswaniPreTrainedModel`]): as in [`totals`].
         step (`int`): updates so far.
     """
-    training = run.recipe.training
     make = _validation_of_text if run.recipe.task in MEASURED_TASKS else _validation_of_translation
     values, validation = make(run, model, step)
     run.accelerator.log({f"validation_{name}": value for name, value in values.items()}, step=step)
 
     def write() -> None:
         validations = [*read_validations(run.folder), validation]
-        write_validations(run.folder, validations, training.best_by, training.best_set)
+        write_validations(run.folder, validations, run.recipe.training)
 
     on_main_process(run.accelerator, write)
 

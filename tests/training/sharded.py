@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.processes import close_process_group
 from hf_vaswani.training.optimization import build_optimizer
-from hf_vaswani.training.sharding import full_weights, shard_tied_weights
+from hf_vaswani.training.state import full_weights, shard_tied_weights
 
 from ..networks import tiny_model
 

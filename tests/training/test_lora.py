@@ -14,7 +14,7 @@ from hf_vaswani.averaging import average_checkpoints, load_weights
 from hf_vaswani.cli import main
 from hf_vaswani.hub.publishing import read_candidate
 from hf_vaswani.recipe import AdapterRecipe, HubRecipe
-from hf_vaswani.training.lora import attach_adapters, target_modules
+from hf_vaswani.training.transfer import attach_adapters, target_modules
 from hf_vaswani.translation.loading import load_model
 
 from ..conftest import tiny_recipe

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForMaskedLM, VaswaniForSequenceClassification
 from hf_vaswani.cli import main
-from hf_vaswani.training.sharding import vocabulary_modules
+from hf_vaswani.training.state import vocabulary_modules
 
 from ..children import End, run_launched
 from ..conftest import tiny_recipe

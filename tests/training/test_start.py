@@ -19,7 +19,8 @@ from hf_vaswani.recipe import InitializeRecipe, Recipe
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.records import Progress, Validation
 from hf_vaswani.run_folder import Resume, read_validations
-from hf_vaswani.training.start import load_start, part_of, resumed_recipe
+from hf_vaswani.training.start import load_start, resumed_recipe
+from hf_vaswani.training.transfer import part_of
 from hf_vaswani.translation.batches import log_probabilities
 from hf_vaswani.translation.loading import load_translator
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.training.vocabulary_transfer import add_entries, exchange_rows, speller, transfer_vocabulary
+from hf_vaswani.training.transfer import add_entries, exchange_rows, speller, transfer_vocabulary
 
 from ..networks import tiny_model
 
