@@ -44,8 +44,8 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
     """Goes from text to batches in this process, and prints a line of JSON with the cost of each phase."""
     import datasets
 
-    from hf_vaswani.data.sources import PairData
     from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+    from hf_vaswani.training.preparation import batch_order, task_data
 
     datasets.disable_progress_bars()
     recipe = Recipe(
@@ -63,11 +63,11 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
         started = time.perf_counter()
 
     report("start")
-    sources = PairData().read(recipe)
+    sources = task_data(recipe).read()
     report("read")
-    tokenizer = PairData().make_tokenizer(recipe, sources)
+    tokenizer = task_data(recipe).make_tokenizer(sources)
     report("vocabulary")
-    updates = PairData().build_updates(recipe, sources, tokenizer)
+    updates = task_data(recipe).build_updates(sources, tokenizer, batch_order(recipe))
     report("encode")
     target, real, cells, asked = 0, 0, 0, 0.0
     before = time.perf_counter()

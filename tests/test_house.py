@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "model_names": {"files"},
     "averaging": {"files", "run_folder", "adapters"},
     "corpus": set(),
-    "data": {"extras", "corpus", "recipe", "records", "files", "interruption", "model"},
+    "data": {"extras", "corpus", "records", "files", "interruption", "model"},
     "translation": {"files", "model_names", "adapters", "processes", "interruption", "model", "data.tokenizer"},
     "hub": {"extras", "adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics", "model"},
     "conversion": {"extras", "files", "model_names", "model", "translation", "data.tokenizer"},

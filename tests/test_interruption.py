@@ -345,9 +345,9 @@ def test_a_child_of_a_pool_ends_silently() -> None:
 
 
 OUTSIDE_THE_UPDATES = [
-    "data.sources.PairData.read",
-    "data.sources.PairData.make_tokenizer",
-    "data.sources.PairData.build_updates",
+    "data.pairs.PairData.read",
+    "data.task_data.TaskData.make_tokenizer",
+    "data.task_data.TaskData.build_updates",
     "training.state.forget_after",
     "training.loop.average_checkpoints",
     "training.loop.translate_and_score",

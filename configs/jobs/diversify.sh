@@ -23,9 +23,9 @@ import os
 import sys
 from pathlib import Path
 
-from hf_vaswani.data.sources import PairData
 from hf_vaswani.files import atomic_lines, tsv_cell
 from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.training.preparation import task_data
 
 folder, *arguments = sys.argv[1:]
 try:
@@ -40,7 +40,8 @@ try:
                 "set DIRECTIONS=forward, or start from random weights."
             )
         load_recipe([*arguments, "--hub.repo_id", "null", "--reverse"])
-    texts = [PairData().read_training(recipe, part).pairs["train"] for part in (recipe.data, *recipe.more_data)]
+    data = task_data(recipe)
+    texts = [data.read_training(number).splits["train"] for number in range(len(data.sources))]
 except (ValueError, OSError) as error:
     print(f"diversify.sh: {error}", file=sys.stderr)
     sys.exit(2)

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from ..corpus.checking import Checker
     from ..corpus.duplicates import Duplicates, HeldOut
     from ..corpus.report import Report
-    from ..data.sources import Source
+    from ..data.reading import Source
     from ..recipe import Recipe
 
 logger = logging.getLogger("hf_vaswani")
 
-# Pairs that are measured together.
-PAIRS_AT_A_TIME = 1000
 # Pairs of the validation set, or of the training text without one, that say what is usual.
 SAMPLE = 10_000
 # A key of a recipe, as in --data.num_proc and --more_data+, is not among the options of the verb.
@@ -105,11 +103,12 @@ def _check(options: argparse.Namespace) -> None:
             f"The recipe has {1 + len(recipe.more_data)} sources, but --output and --rejected take the pairs of one: "
             "to write them, check the files of each source by themselves."
         )
-    from ..data.sources import PairData, held_out_text
+    from ..data.pairs import held_out_text
+    from ..training.preparation import task_data
 
     _hide_progress_of_datasets()
-    data = PairData()
-    sources, sets = data.read(recipe), data.read_sets(recipe)
+    data = task_data(recipe)
+    sources, sets = data.read(), data.read_sets()
     held_out = held_out_text([*sources, *sets])
     reports = _reports(options, sources, held_out)
     for (i, split), (pairs, found) in held_out.counts().items():
@@ -154,7 +153,7 @@ def _reports(
     duplicates, has_held_out = Duplicates(), bool(held_out.counts())
     reports = []
     for source in sources:
-        checker = Checker((source.recipe.source_language, source.recipe.target_language), identifier)
+        checker = Checker((source.source_language, str(source.target_language)), identifier)
         for language in checker.unknown:
             logger.warning(
                 f"py3langid does not know the language {language!r}, so it is not looked for: give its code of two "
@@ -178,12 +177,10 @@ def _parts(source: "Source") -> Iterator[tuple[list[str], list[str]]]:
     """Yields the training text in parts, the sources and the targets of each."""
     from tqdm.auto import tqdm
 
-    from ..data.tables import named_errors
-
-    pairs = source.pairs["train"]
+    pairs = source.splits["train"]
     length = len(pairs) if isinstance(pairs, Sized) else None
     with tqdm(desc=source.name, total=length, unit=" pairs", disable=None) as bar:
-        for batch in named_errors(pairs.iter(PAIRS_AT_A_TIME), source.origin("train")):
+        for batch in source.batches("train"):
             yield batch["source"], batch["target"]
             bar.update(len(batch["source"]))
 
@@ -268,8 +265,8 @@ def _new_report(source: "Source", checker: "Checker", set_limits: dict[str, Any]
     from ..corpus.checking import Limits
     from ..corpus.report import Report
 
-    split = "validation" if "validation" in source.pairs else "train"
-    rows = list(islice(source.pairs[split], SAMPLE))
+    split = "validation" if "validation" in source.splits else "train"
+    rows = list(islice(source.splits[split], SAMPLE))
     measures = checker.measure([row["source"] for row in rows], [row["target"] for row in rows])
     limits, norm = checker.propose(measures)
     origin = f"from {len(rows):,} pairs of the validation set"
@@ -339,11 +336,7 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
     """Opens the two outputs, and yields the function that writes the pairs of a part to them."""
     import numpy as np
 
-    recipe = source.recipe
-    names = (
-        recipe.source_language if recipe.source_column is None else recipe.source_column,
-        recipe.target_language if recipe.target_column is None else recipe.target_column,
-    )
+    names = (source.columns["source"], source.columns["target"])
     # Numbered columns mean that the first line is a pair, in the same columns.
     numbers = [name for name in names if isinstance(name, int)]
     header = len(numbers) < 2

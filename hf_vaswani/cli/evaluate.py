@@ -67,7 +67,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from ..data.alterations import altered_set
+    from ..data.augmentation import altered_set
     from ..metrics import METRICS, score, sentence_scores
 
     check_counts(options, "num_beams")

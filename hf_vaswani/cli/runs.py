@@ -95,10 +95,10 @@ def _train(options: argparse.Namespace) -> None:
 
 def check_trainable(recipe: "Recipe") -> None:
     """Raises what a training would raise before it reads its training text, for a work that makes this text first."""
-    from ..data.sources import PairData
     from ..data.tokenizer import load_tokenizer
     from ..run_folder import list_checkpoints
     from ..training.loop import check_recipe
+    from ..training.preparation import task_data
     from ..training.start import load_start
 
     recipe = check_recipe(recipe)
@@ -107,7 +107,7 @@ def check_trainable(recipe: "Recipe") -> None:
             load_start(recipe)
         elif recipe.tokenizer.path is not None:
             load_tokenizer(recipe.tokenizer.path)
-    PairData().read_evaluation(recipe)
+    task_data(recipe).read_evaluation()
 
 
 def train_recipe(recipe: "Recipe") -> "Result | None":

@@ -14,7 +14,7 @@ from .inputs import add_recipe_verb, print_table
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..data.sources import Source
+    from ..data.reading import Source
     from ..recipe import Recipe
 
 # In tokens: a pair that is longer on one side is left out.
@@ -32,13 +32,13 @@ def _shortlist(options: argparse.Namespace) -> None:
 
     recipe = load_recipe(options.arguments, "hf-vaswani shortlist", PURPOSE)
     from ..corpus.lexicon import likely_translations
-    from ..data.sources import PairData
     from ..data.tokenizer import load_tokenizer
     from ..files import atomic_write_text
     from ..model.configuration_vaswani import VaswaniConfig
     from ..recipe import PAIR_TASKS
     from ..run_folder import MODEL
     from ..training.distillation import with_teacher_text
+    from ..training.preparation import task_data
     from ..translation.shortlist import FILE
 
     if recipe.task not in PAIR_TASKS:
@@ -49,8 +49,9 @@ def _shortlist(options: argparse.Namespace) -> None:
     start = time.monotonic()
     recipe = with_teacher_text(recipe)
     tokenizer = load_tokenizer(str(folder))
-    parts = (recipe.data, *recipe.more_data)
-    sources, targets = _ids([PairData().read_training(recipe, part) for part in parts], tokenizer, recipe)
+    data = task_data(recipe)
+    parts = [data.read_training(number) for number in range(len(data.sources))]
+    sources, targets = _ids(parts, tokenizer, recipe)
     if not sources:
         raise ValueError(f"The training text has no pairs of at most {MAX_TOKENS} tokens with text on both sides.")
     settings, size = recipe.shortlist, VaswaniConfig.from_pretrained(folder).vocab_size
@@ -81,13 +82,13 @@ def _ids(parts: "list[Source]", tokenizer: "Any", recipe: "Recipe") -> tuple[lis
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for part in parts:
-        pairs = part.pairs["train"]
+        pairs = part.splits["train"]
         if hasattr(pairs, "select"):
             count = min(share, len(pairs))
             pairs = pairs.select([i * len(pairs) // count for i in range(count)])
         rows = list(islice(named_errors(iter(pairs), part.origin("train")), share))
         texts = [[row[side] for row in rows] for side in ("source", "target")]
-        encoded = encode_rows(texts[0], texts[1], range(len(rows)), tokenizer, part.front)
+        encoded = encode_rows(texts[0], texts[1], range(len(rows)), tokenizer, part.source_prefix)
         for source, target in zip(*(encoded[f"{side}_ids"].to_pylist() for side in ("source", "target")), strict=True):
             # Their products would fill the memory.
             if max(len(source), len(target)) <= MAX_TOKENS:

@@ -278,7 +278,7 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         plain = plain_tokenizer(self.tokenizer)
         for i, text in enumerate(window.texts):
             encoded = self._encoded(plain, text)
-            tag = None if text.front is None else self.tokenizer.convert_tokens_to_ids(text.front)
+            tag = None if text.source_prefix is None else self.tokenizer.convert_tokens_to_ids(text.source_prefix)
             cut = EncodedText(encoded, self.objective, self.longest, tag, self.by_line, source=i)
             for number, block in enumerate(cut.blocks):
                 texts.append(cut[number])

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
-from .bpe_dropout import BpeDropout
-from .renewal import Renewal
+from .augmentation import BpeDropout, TextAugmenter
 from .tokenizer import backend
 
 with extra("train"):
@@ -34,7 +33,7 @@ ENCODED = datasets.Features(
 def encode_pairs(
     pairs: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    front: str | None = None,
+    source_prefix: str | None = None,
     first_number: int = 1,
     num_proc: int | None = None,
 ) -> Dataset:
@@ -44,7 +43,7 @@ def encode_pairs(
     Args:
         pairs (`Dataset`): text columns `source` and `target`.
         tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer that ends each sentence with `</s>`.
-        front (`str`, *optional*): language tag or prefix in front of every source sentence, or both.
+        source_prefix (`str`, *optional*): language tag or prefix in front of every source sentence, or both.
         first_number (`int`): number of the first pair; the following pairs count up from it.
         num_proc (`int`, *optional*): number of processes; by default one, with the tokenizer's threads.
 
@@ -58,10 +57,10 @@ def encode_pairs(
 
     def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
         numbers = [first_number + index for index in indices]
-        return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, front)
+        return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, source_prefix)
 
     backends = [backend(tokenizer, is_target).to_str() for is_target in (False, True)]
-    settings = [*backends, tokenizer.split_special_tokens, front, first_number]
+    settings = [*backends, tokenizer.split_special_tokens, source_prefix, first_number]
     try:
         encoded = pairs.with_format("arrow").map(
             encode,
@@ -87,11 +86,11 @@ def encode_pairs(
 def encode_rows(
     sources: list[str],
     targets: list[str],
-    numbers: Sequence[int],
+    numbers: Sequence[int] | np.ndarray,
     tokenizer: PreTrainedTokenizerBase,
-    front: str | None = None,
-    renewal: Renewal | None = None,
-    repetitions: Sequence[int] = (),
+    source_prefix: str | None = None,
+    augmenter: TextAugmenter | None = None,
+    repetitions: Sequence[int] | np.ndarray = (),
 ) -> pa.Table:
     """
     Encodes pairs in memory.
@@ -99,9 +98,9 @@ def encode_rows(
     Args:
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
-        tokenizer ([`PreTrainedTokenizerBase`]), front (`str`, *optional*): as in [`encode_pairs`].
-        renewal ([`Renewal`], *optional*): alters the pairs, and skips merges.
-        repetitions (`Sequence[int]`): how often each pair was taken before; only the renewal needs it.
+        tokenizer ([`PreTrainedTokenizerBase`]), source_prefix (`str`, *optional*): as in [`encode_pairs`].
+        augmenter ([`TextAugmenter`], *optional*): alters the pairs, and skips merges.
+        repetitions (`Sequence[int]`): how often each pair was taken before; only the augmenter needs it.
 
     Returns:
         `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are skipped.
@@ -112,11 +111,11 @@ def encode_rows(
     filled = [i for i in range(len(sources)) if sources[i].strip() and targets[i].strip()]
     kept, dropout = [(sources[i], targets[i]) for i in filled], None
     rngs: list[random.Random] = []
-    if renewal is not None:
-        dropout = renewal.dropout
-        rngs = [renewal.rng(int(numbers[i]), int(repetitions[i])) for i in filled]
-        kept = [renewal.altered(*pair, rng) for pair, rng in zip(kept, rngs, strict=True)]
-    before = "" if front is None else f"{front} "
+    if augmenter is not None:
+        dropout = augmenter.dropout
+        rngs = [augmenter.rng(int(numbers[i]), int(repetitions[i])) for i in filled]
+        kept = [augmenter.altered(*pair, rng) for pair, rng in zip(kept, rngs, strict=True)]
+    before = "" if source_prefix is None else f"{source_prefix} "
     return pa.table(
         {
             "number": pa.array([numbers[i] for i in filled], pa.int64()),

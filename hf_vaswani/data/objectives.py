@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from ..recipe import ObjectiveRecipe, Recipe
 from .encoding import as_lists
 from .noise import corrupted_spans, infilled, masked_fragment, masked_tokens, reordered
 
@@ -65,41 +64,62 @@ class Objective(Protocol):
         """
 
 
-def objective_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Objective:
-    """Returns the objective of a recipe; raises a `ValueError` if the vocabulary lacks a token that its task needs."""
-    settings, bos, eos = recipe.objective, tokenizer.bos_token_id, tokenizer.eos_token_id
-    if recipe.task == "causal_lm":
-        return CausalLM(_needed(tokenizer, "<s>", bos, recipe.task), eos)
-    if recipe.task == "span_corruption":
-        return SpanCorruption(settings, sentinels_of(tokenizer), eos)
-    mask = _needed(tokenizer, MASK, token_id(tokenizer, MASK), recipe.task)
-    if recipe.task == "denoise":
-        return Denoise(settings, mask, eos)
-    special = special_ids(tokenizer)
-    replacements = [i for i in range(len(tokenizer)) if i not in special]
-    masking = Masking(settings, mask, replacements, word_beginnings(tokenizer) if settings.whole_words else None)
-    kind = NextSentence if settings.next_sentence else MaskedLM
-    return kind(masking, _needed(tokenizer, "<s>", bos, recipe.task), eos, settings.block_length)
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """
+    Settings of an objective.
+
+    Attributes:
+        task (`str`): `"masked_lm"`, `"causal_lm"`, `"span_corruption"` or `"denoise"`.
+        block_length (`int`): most tokens of a block, special tokens included.
+        noise_rate (`float`, *optional*): share of the tokens that are masked or corrupted; by default that of
+            `NOISE_RATES`.
+        span_length (`float`): mean length of the spans, in tokens.
+        noise (`Sequence[str]`): kinds of noise for `"denoise"`.
+        whole_words (`bool`): whether all tokens of a word are masked, or none.
+        next_sentence (`bool`): whether a masked language model also predicts if the second segment continues the
+            first.
+    """
+
+    task: str
+    block_length: int
+    noise_rate: float | None = None
+    span_length: float = 3.0
+    noise: Sequence[str] = ("infilling",)
+    whole_words: bool = False
+    next_sentence: bool = False
+
+    def rate(self, name: str) -> float:
+        """Returns the share of the tokens to mask, by the name of a task or a noise."""
+        return NOISE_RATES[name] if self.noise_rate is None else self.noise_rate
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> Objective:
+        """Returns the objective; raises a `ValueError` if the vocabulary lacks a token that it needs."""
+        bos, eos, task = tokenizer.bos_token_id, tokenizer.eos_token_id, self.task
+        if task == "causal_lm":
+            return CausalLM(_needed(tokenizer, "<s>", bos, task), eos)
+        if task == "span_corruption":
+            return SpanCorruption(self.rate(task), self.span_length, sentinels_of(tokenizer), eos)
+        mask = _needed(tokenizer, MASK, token_id(tokenizer, MASK), task)
+        if task == "denoise":
+            return Denoise(self, mask, eos)
+        special = special_ids(tokenizer)
+        replacements = [i for i in range(len(tokenizer)) if i not in special]
+        begins = word_beginnings(tokenizer) if self.whole_words else None
+        masking = Masking(self.rate(task), mask, replacements, begins)
+        kind = NextSentence if self.next_sentence else MaskedLM
+        return kind(masking, _needed(tokenizer, "<s>", bos, task), eos, self.block_length)
+
+    def extra_tokens(self) -> list[str]:
+        """Returns the entries that the objective needs in the vocabulary."""
+        if self.task == "span_corruption":
+            spans = self.block_length * self.rate(self.task) / self.span_length
+            # As many as a block can need, and one for the end.
+            return [f"<extra_{i}>" for i in range(round(spans) + 2)]
+        return [MASK] if self.task in ("masked_lm", "denoise") else []
 
 
 # ---- The vocabulary ----------------------------------------------------------------------------------------------
-
-
-def extra_tokens(recipe: Recipe) -> list[str]:
-    """Returns the entries that the task of a recipe needs in the vocabulary."""
-    if recipe.task in ("masked_lm", "denoise"):
-        return [MASK]
-    if recipe.task == "span_corruption":
-        objective = recipe.objective
-        spans = objective.block_length * noise_rate(objective, recipe.task) / objective.span_length
-        # As many as a block can need, and one for the end.
-        return [f"<extra_{i}>" for i in range(round(spans) + 2)]
-    return []
-
-
-def noise_rate(objective: ObjectiveRecipe, name: str) -> float:
-    """Returns the share of the tokens to mask, by the name of a task or a noise."""
-    return NOISE_RATES[name] if objective.noise_rate is None else objective.noise_rate
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
@@ -181,13 +201,13 @@ class Masking:
     Chooses the tokens that a masked language model predicts.
 
     Attributes:
-        settings ([`ObjectiveRecipe`]): share of the tokens.
+        rate (`float`): share of the tokens.
         mask (`int`): id of `<mask>`.
         replacements (`list[int]`): ids that may replace a token.
         begins (`np.ndarray` of shape `(vocab_size,)`, *optional*): whether a word begins at an entry, for whole words.
     """
 
-    settings: ObjectiveRecipe
+    rate: float
     mask: int
     replacements: list[int]
     begins: np.ndarray | None = None
@@ -195,8 +215,7 @@ class Masking:
     def __call__(self, ids: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
         """Returns input and labels, as [`masked_tokens`] does."""
         words = None if self.begins is None else self.begins[ids].tolist()
-        rate = noise_rate(self.settings, "masked_lm")
-        return masked_tokens(ids, rate, self.mask, self.replacements, rng, words)
+        return masked_tokens(ids, self.rate, self.mask, self.replacements, rng, words)
 
 
 class MaskedLM:
@@ -278,7 +297,8 @@ class SpanCorruption:
     The spans that sentinels stand for (Raffel et al., 2019).
 
     Args:
-        settings ([`ObjectiveRecipe`]): share of the tokens and length of the spans.
+        rate (`float`): share of the tokens.
+        span_length (`float`): mean length of the spans.
         sentinels (`list[int]`): ids of `<extra_0>`, `<extra_1>`, ...
         eos (`int`): id of `</s>`, at the end of both sides.
     """
@@ -287,16 +307,15 @@ class SpanCorruption:
     extra, is_packed = 2, False
     columns: tuple[str, ...] = ()
 
-    def __init__(self, settings: ObjectiveRecipe, sentinels: list[int], eos: int) -> None:
-        self.settings, self.sentinels, self.eos = settings, sentinels, eos
+    def __init__(self, rate: float, span_length: float, sentinels: list[int], eos: int) -> None:
+        self.rate, self.span_length, self.sentinels, self.eos = rate, span_length, sentinels, eos
 
     def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
-        rate, length = noise_rate(self.settings, "span_corruption"), self.settings.span_length
         source_ids, target_ids = [], []
         for text, rng in zip(texts, rngs, strict=True):
-            source, target = corrupted_spans(text.ids, rate, length, self.sentinels, rng)
-            source_ids.append([*_front(text), *source, self.eos])
+            source, target = corrupted_spans(text.ids, self.rate, self.span_length, self.sentinels, rng)
+            source_ids.append([*_tag(text), *source, self.eos])
             target_ids.append([*target, self.eos])
         return {"source_ids": source_ids, "target_ids": target_ids}
 
@@ -306,7 +325,7 @@ class Denoise:
     The text itself, from a noisy one (BART, MASS).
 
     Args:
-        settings ([`ObjectiveRecipe`]): kinds of noise, share of the tokens, length of the spans.
+        settings ([`ObjectiveSettings`]): kinds of noise, share of the tokens, length of the spans.
         mask (`int`), eos (`int`): ids of `<mask>` and `</s>`.
     """
 
@@ -314,14 +333,14 @@ class Denoise:
     extra, is_packed = 3, False
     columns: tuple[str, ...] = ()
 
-    def __init__(self, settings: ObjectiveRecipe, mask: int, eos: int) -> None:
+    def __init__(self, settings: ObjectiveSettings, mask: int, eos: int) -> None:
         self.settings, self.mask, self.eos = settings, mask, eos
 
     def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         source_ids, target_ids = [], []
         for text, rng in zip(texts, rngs, strict=True):
-            source_ids.append([*_front(text), *self.noisy(text, rng), self.eos])
+            source_ids.append([*_tag(text), *self.noisy(text, rng), self.eos])
             target_ids.append([*text.ids, self.eos])
         return {"source_ids": source_ids, "target_ids": target_ids}
 
@@ -331,13 +350,13 @@ class Denoise:
         if "permutation" in settings.noise:
             ids = reordered(ids, text.ends, rng)
         if "infilling" in settings.noise:
-            ids = infilled(ids, noise_rate(settings, "infilling"), settings.span_length, self.mask, rng)
+            ids = infilled(ids, settings.rate("infilling"), settings.span_length, self.mask, rng)
         if "fragment" in settings.noise:
-            ids = masked_fragment(ids, noise_rate(settings, "fragment"), self.mask, rng)
+            ids = masked_fragment(ids, settings.rate("fragment"), self.mask, rng)
         return ids
 
 
-def _front(text: BlockText) -> list[int]:
+def _tag(text: BlockText) -> list[int]:
     return [] if text.tag is None else [text.tag]
 
 

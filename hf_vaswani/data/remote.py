@@ -15,7 +15,6 @@ from filelock import FileLock
 
 from ..extras import extra
 from ..files import lines_of, read_lines
-from ..recipe import Files
 from ..records import public, public_text
 
 with extra("train"):
@@ -23,6 +22,9 @@ with extra("train"):
     from fsspec.core import url_to_fs
 
 logger = logging.getLogger(__name__)
+
+# The files of a split: one, or two by what they are for.
+Files = dict[str, str] | str | None
 
 URL = re.compile(r"\w[\w+.-]*(::|://)")
 # Waits in seconds before a part of a file is asked for again: a stream is read for days.

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from ..extras import extra
 from ..files import split_revision
-from ..recipe import shown
 from ..records import public, public_text
 from .remote import file_name, is_url, opened, remote_size, text_lines
 
@@ -63,6 +62,12 @@ Stamp = tuple[int | None, int]
 Row = dict[str, Any]
 
 T = TypeVar("T")
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it: its `repr`, without its middle if that has more than 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:55]} ... {text[-20:]}"
 
 
 def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:

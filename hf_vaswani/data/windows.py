@@ -1,9 +1,14 @@
-"""Training text that is encoded window by window, each of which is shuffled and batched in memory."""
+"""Training text encoded while the model trains, window by window, each of which is shuffled and batched in memory.
 
+The windows are parts of an epoch over text on disk, whose rows are made anew each time, or of a stream.
+"""
+
+import copy
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,9 +19,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
 from ..interruption import ignore_signals
-from .batching import Batch, BatchOrder, PairCollator, TokenBudgetBatchSampler
+from .augmentation import TextAugmenter
+from .batching import Batch, BatchOrder, PairCollator, TokenBudgetBatchSampler, lengths_fingerprint
 from .encoding import EncodedRows, encode_rows, pair_lengths
-from .renewal import Renewal
+from .reading import Source
+from .tables import named_errors
 
 with extra("train"):
     from datasets import Dataset
@@ -36,14 +43,14 @@ class WindowText:
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
         repetitions (`Sequence[int]`): how often each pair was taken before.
-        front (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
+        source_prefix (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
     """
 
     sources: list[str]
     targets: list[str]
-    numbers: Sequence[int]
-    repetitions: Sequence[int]
-    front: str | None
+    numbers: Sequence[int] | np.ndarray
+    repetitions: Sequence[int] | np.ndarray
+    source_prefix: str | None
 
 
 @dataclass
@@ -71,33 +78,54 @@ class Window:
 
 class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     """
-    A dataset that is indexed by windows and encodes them.
+    A dataset that is indexed by windows and encodes their text.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
-        renewal ([`Renewal`], *optional*): alters the pairs.
+        augmenter ([`TextAugmenter`], *optional*): alters the pairs.
+        sources (`Sequence[Source]`): training text on disk, for windows that have only numbers. Pairs are numbered
+            from 1 through all sources.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, renewal: Renewal | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        augmenter: TextAugmenter | None = None,
+        sources: Sequence[Source] = (),
+    ) -> None:
         self.tokenizer = tokenizer
-        self.renewal = renewal
+        self.augmenter = augmenter
+        self.sources = sources
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
         tables = []
-        for text in self.read(window):
+        for text in window.texts or self.read(*window.rows):
             for start in range(0, len(text.sources), ENCODE_BATCH):
                 part = slice(start, start + ENCODE_BATCH)
-                sources, targets, numbers = text.sources[part], text.targets[part], text.numbers[part]
                 tables.append(
                     encode_rows(
-                        sources, targets, numbers, self.tokenizer, text.front, self.renewal, text.repetitions[part]
+                        text.sources[part],
+                        text.targets[part],
+                        text.numbers[part],
+                        self.tokenizer,
+                        text.source_prefix,
+                        self.augmenter,
+                        text.repetitions[part],
                     )
                 )
         return replace(window, texts=[], rows=window.rows[:, :0]), pa.concat_tables(tables)
 
-    def read(self, window: Window) -> Sequence[WindowText]:
-        """Returns the text of a window."""
-        return window.texts
+    def read(self, numbers: np.ndarray, repetitions: np.ndarray) -> list[WindowText]:
+        """Reads pairs from the disk, by their numbers, of shape `(pairs,)`."""
+        texts, first = [], 1
+        for source in self.sources:
+            pairs = source.splits["train"]
+            here = (numbers >= first) & (numbers < first + len(pairs))
+            rows = pairs.with_format("arrow")[numbers[here] - first]
+            ours, theirs = (rows[side].to_pylist() for side in ("source", "target"))
+            texts.append(WindowText(ours, theirs, numbers[here], repetitions[here], source.source_prefix))
+            first += len(pairs)
+        return texts
 
 
 class WindowUpdates:
@@ -188,3 +216,165 @@ def _set_up_worker(worker: int) -> None:
     ignore_signals(worker)
     # The threads of a tokenizer do not survive a fork, which it warns about unless they are off.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+# ---- Epochs over text on disk ------------------------------------------------------------------------------------
+
+
+class RenewedUpdates(WindowUpdates):
+    """
+    [`Updates`] epoch after epoch, with the pairs of [`EpochUpdates`], but with new ids in each epoch.
+
+    The lengths of an epoch are not known before it is encoded, and a long epoch is not encoded at once: it is
+    shuffled, and cut into windows of at most `size` pairs, which are batched by their new lengths. A pair whose new
+    ids are too long is skipped in that epoch.
+
+    Args:
+        encoder ([`WindowEncoder`] or [`BlockEncoder`]): encodes the text.
+        numbers (`np.ndarray` of shape `(pairs,)`): number of each pair of the sampler in the text.
+        sampler ([`TokenBudgetBatchSampler`]): the pairs with the lengths that they have unaltered, and their weights.
+        size (`int`): pairs of a window.
+        collator, num_workers: as in [`WindowUpdates`].
+    """
+
+    start: dict[str, Any] = {"epoch": 0, "window": 0, "update": 0}
+
+    def __init__(
+        self,
+        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
+        numbers: np.ndarray,
+        sampler: TokenBudgetBatchSampler,
+        size: int,
+        collator: PairCollator,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(encoder, sampler.order, collator, num_workers)
+        self.numbers = numbers
+        self.sampler = sampler
+        self.size = size
+        self.fingerprint = lengths_fingerprint(sampler.lengths)
+
+    def windows(self, position: dict[str, Any]) -> Iterator[Window]:
+        """Yields the windows from a position on: an epoch, and the number of a window in it."""
+        epoch, first = position["epoch"], position["window"]
+        while True:
+            # The orders inside the windows have the seeds of two numbers.
+            random = np.random.default_rng((self.order.seed, epoch, 1))
+            pairs, repetitions = self.sampler.taken(random)
+            repetitions = repetitions + epoch * (int(repetitions.max()) + 1)
+            count = -(-len(pairs) // self.size)
+            parts = np.array_split(random.permutation(len(pairs)), count)
+            for i in range(first, count):
+                last = i == count - 1
+                # In the order of the text, which is faster to read.
+                part = parts[i][np.argsort(pairs[parts[i]], kind="stable")]
+                after = {"epoch": epoch + last, "window": 0 if last else i + 1}
+                yield Window(
+                    index=epoch * count + i,
+                    before={"epoch": epoch, "window": i},
+                    after=after,
+                    pairs=len(part),
+                    passes=(epoch, epoch + last),
+                    rows=np.stack([self.numbers[pairs[part]], repetitions[part]]),
+                )
+            epoch, first = epoch + 1, 0
+
+
+# ---- Streams ------------------------------------------------------------------------------------------------------
+
+# The start of a stream.
+START: dict[str, Any] = {"passes": 0, "pairs": 0, "state": {}}
+
+# Pairs are numbered from 1 in the first stream, from here in the second, from twice this number in the third, ...
+NUMBERS = 10**12
+
+
+class _Reader:
+    """Reads the pairs of one stream, pass after pass, from a JSON `position` on; they follow number `first`."""
+
+    def __init__(self, source: Source, columns: tuple[str, str], position: dict[str, Any], first: int) -> None:
+        # An iterable dataset holds its own position, so it cannot be shared.
+        self.rows = copy.deepcopy(source.splits["train"])
+        self.source, self.columns, self.first = source, columns, first
+        self._go_to(position)
+
+    def _go_to(self, position: dict[str, Any]) -> None:
+        self.position = position
+        self.rows.load_state_dict(position["state"])
+        self.iterator = named_errors(self.rows, self.source.origin("train"))
+        self.lookahead = next(self.iterator, None)
+        if self.lookahead is None:
+            raise ValueError(f"The training text of {self.source.name} is empty.")
+
+    def take(self, count: int) -> WindowText:
+        """Reads the next `count` pairs, or the rest of this pass if it is shorter."""
+        rows = list(chain([self.lookahead], islice(self.iterator, count - 1)))
+        first, pairs = self.first + self.position["pairs"] + 1, self.position["pairs"] + len(rows)
+        numbers, repetitions = range(first, first + len(rows)), [self.position["passes"]] * len(rows)
+        sources, targets = ([row[column] for row in rows] for column in self.columns)
+        text = WindowText(sources, targets, numbers, repetitions, self.source.source_prefix)
+        self.position = self.position | {"pairs": pairs, "state": self.rows.state_dict()}
+        # One row is read ahead to recognize the last pair of a pass.
+        self.lookahead = next(self.iterator, None)
+        if self.lookahead is None:
+            self._go_to(START | {"passes": self.position["passes"] + 1})
+        return text
+
+
+class StreamUpdates(WindowUpdates):
+    """
+    [`Updates`] over text that is streamed instead of cached: window after window, pass after pass.
+
+    A window has `size` pairs, which are batched like those of an epoch. The first stream sets the pass: a window ends
+    where it ends, and a pass has each of its pairs exactly once. The other streams are mixed in by weight, and repeat
+    independently of it. All processes read the same text.
+
+    Args:
+        sources (`Sequence[Source]`): sources of the text, whose training text is an `IterableDataset`.
+        columns (`tuple[str, str]`): the two text columns; of running text, `text` and `document`.
+        encoder ([`WindowEncoder`] or [`TextWindowEncoder`]), order, collator, num_workers: as in [`WindowUpdates`].
+        size (`int`): pairs of a window, all streams together.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        columns: tuple[str, str],
+        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
+        size: int,
+        order: BatchOrder,
+        collator: PairCollator,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(encoder, order, collator, num_workers)
+        self.sources = sources
+        self.columns = columns
+        self.size = size
+        self.start: dict[str, Any] = {"window": 0, "update": 0, "places": [START] * len(sources)}
+        self.fingerprint: dict[str, Any] = {"streams": [source.description() for source in sources]}
+
+    def windows(self, position: dict[str, Any]) -> Iterator[Window]:
+        """Yields the windows from a position on: the number of a window, and the positions of all streams."""
+        # `places` is the name of the positions of streams in checkpoints.
+        index, positions = position["window"], position["places"]
+        first, *others = [
+            _Reader(source, self.columns, reached, i * NUMBERS)
+            for i, (source, reached) in enumerate(zip(self.sources, positions, strict=True))
+        ]
+        weights = [source.weight for source in self.sources]
+        share = max(1, round(self.size * weights[0] / sum(weights)))
+        while True:
+            before = first.position["pairs"]
+            texts = [first.take(share)]
+            after = before + len(texts[0].sources)
+            for reader, weight in zip(others, weights[1:], strict=True):
+                # Counted from the start of the pass, so rounding errors do not accumulate.
+                wanted = int(after * weight / weights[0]) - int(before * weight / weights[0])
+                while wanted:
+                    texts.append(reader.take(wanted))
+                    wanted -= len(texts[-1].sources)
+            reached = [reader.position for reader in (first, *others)]
+            count = sum(len(text.sources) for text in texts)
+            ends = {"window": index, "places": positions}, {"window": index + 1, "places": reached}
+            yield Window(index, *ends, count, (positions[0]["passes"], reached[0]["passes"]), texts)
+            index, positions = index + 1, reached

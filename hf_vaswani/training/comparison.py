@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..data.sources import EvaluationText, PairData, evaluation_texts
+from ..data.pairs import evaluation_texts
+from ..data.task_data import EvaluationText
 from ..data.tokenizer import has_tag, is_tag
 from ..extras import extra
 from ..hub.gate import compare_sets
@@ -28,7 +29,7 @@ from ..run_folder import (
 )
 from ..translation.lines import LineTranslator
 from ..translation.loading import load_translator
-from .preparation import Run
+from .preparation import Run, task_data
 from .start import check_start
 from .state import TrainState
 from .validation import share, translate_and_score
@@ -211,7 +212,7 @@ def judge(candidate: Candidate) -> Verdict | None:
     name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})
     if name is None:
         return verdict
-    texts = evaluation_texts(PairData().read_evaluation(recipe), "test")
+    texts = evaluation_texts(task_data(recipe).read_evaluation(), "test")
     if not texts:
         raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")
     after = _kept(run_dir, scored, TRANSLATIONS, texts)

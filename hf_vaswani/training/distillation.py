@@ -21,8 +21,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.sources import PairData, evaluation_texts
-from ..data.tables import named_errors
+from ..data.pairs import evaluation_texts
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json, read_lines, tsv_cell
 from ..metrics import score, sentence_scorer
 from ..model.sentences_vaswani import longest_source
@@ -31,6 +30,7 @@ from ..translation.backtranslation import settings_of
 from ..translation.batches import log_probabilities
 from ..translation.growing_file import GrowingFile
 from ..translation.lines import LineTranslator
+from .preparation import task_data
 
 # The folder that a training reads: two files for each source, and a record of their settings.
 PAIRS = "pairs"
@@ -149,9 +149,7 @@ def sentences_of(recipe: Recipe, number: int) -> Iterator[Sentence]:
             f"The training text of this recipe, in {teacher_folder(recipe) / PAIRS}, is what the teacher wrote: give "
             "the recipe of the student, not the record of its run."
         )
-    _, part = named_parts(recipe)[number]
-    source = PairData().read_training(recipe, part)
-    batches = named_errors(source.pairs["train"].iter(1000), source.origin("train"))
+    batches = task_data(recipe).read_training(number).batches("train")
     rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
     known: Iterator[Sentence] = ((tsv_cell(text).strip(), tsv_cell(target).strip()) for text, target in rows)
     more: Iterator[Sentence] = iter(())
@@ -446,8 +444,8 @@ def teacher_scores(
     Returns:
         `dict[str, dict[str, float]]`: BLEU and chrF by test set.
     """
-    sources = [source for source in PairData().read_evaluation(recipe) if "test" in source.pairs]
-    directions = [[source.recipe.source_language, source.recipe.target_language] for source in sources]
+    sources = [source for source in task_data(recipe).read_evaluation() if "test" in source.splits]
+    directions = [[source.source_language, str(source.target_language)] for source in sources]
     # The teacher translates the directions of the training text, and may know no other.
     sets = {
         text.name: (pair, text.plain, text.target)

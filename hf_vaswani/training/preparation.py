@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..data.batching import Updates
+from ..data.batching import BatchOrder, Updates
 from ..data.labels import LabelledData
-from ..data.sources import EvaluationSet, PairData, Source, TaskData, set_names
-from ..data.text_sources import RunningTextData
-from ..data.tokenizer import load_tokenizer
+from ..data.objectives import ObjectiveSettings
+from ..data.pairs import PairData
+from ..data.reading import Source
+from ..data.running_text import RunningTextData
+from ..data.task_data import EvaluationSet, TaskData, VocabularySettings, named_sets
+from ..data.tokenizer import language_tag, load_tokenizer
 from ..extras import extra
 from ..files import atomic_folder, atomic_write_text
 from ..model_names import commit_of
 from ..processes import local_main_process_first, on_main_process
-from ..recipe import LABEL_TASKS, PAIR_TASKS, TEXT_TASKS, Recipe
+from ..recipe import PAIR_TASKS, TEXT_TASKS, Recipe, SourceRecipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from .start import check_start, fill_from_model, labels_of, load_start, write_start
+from .tasks import has_segments
 from .transfer import keep_layers, prepare_network, target_modules
 
 with extra("train"):
@@ -43,13 +47,6 @@ logger = logging.getLogger(__name__)
 SAMPLED = 100_000
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
-
-# A new family of tasks is an implementation, and an entry here.
-TASK_DATA: dict[str, TaskData] = {
-    **dict.fromkeys(PAIR_TASKS, PairData()),
-    **dict.fromkeys(TEXT_TASKS, RunningTextData()),
-    **dict.fromkeys(LABEL_TASKS, LabelledData()),
-}
 
 
 @dataclass
@@ -92,6 +89,133 @@ class Run:
         return found | ({} if self.start is None else {"start": self.start})
 
 
+# ---- The text of a recipe ----------------------------------------------------------------------------------------
+
+
+def task_data(recipe: Recipe) -> TaskData:
+    """Returns the text of a recipe, not read yet, for the family of its task."""
+    return TASK_DATA[recipe.task](recipe)
+
+
+def _pair_data(recipe: Recipe) -> TaskData:
+    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
+        columns = {
+            "source": _column(part.source_column, part.source_language),
+            "target": _column(part.target_column, part.target_language),
+        }
+        return _source(recipe, part, columns, part.target_language, set_name)
+
+    return PairData(
+        **_common(recipe, source),
+        alterations=asdict(recipe.data.augment) if recipe.data.augment else {},
+        bpe_dropout=recipe.tokenizer.bpe_dropout,
+        altered=recipe.evaluation.altered,
+        has_own_vocabulary=recipe.tokenizer.path is None and recipe.initialize.from_ is None,
+    )
+
+
+def _running_text_data(recipe: Recipe) -> TaskData:
+    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
+        columns = {"text": _column(part.source_column, part.source_language)}
+        if part.document_column is not None:
+            columns["document"] = part.document_column
+        return _source(recipe, part, columns, None, set_name)
+
+    objective = recipe.objective
+    settings = ObjectiveSettings(
+        task=recipe.task,
+        block_length=objective.block_length,
+        noise_rate=objective.noise_rate,
+        span_length=objective.span_length,
+        noise=objective.noise,
+        whole_words=objective.whole_words,
+        next_sentence=objective.next_sentence,
+    )
+    return RunningTextData(**_common(recipe, source), objective=settings, by_line=objective.unit == "lines")
+
+
+def _labelled_data(recipe: Recipe, text: str = "text", label: str = "label") -> TaskData:
+    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
+        columns = {text: _column(part.source_column, part.source_language)}
+        if part.pair_column is not None:
+            columns["pair"] = part.pair_column
+        columns[label] = _column(part.label_column, "label")
+        return _source(recipe, part, columns, None, set_name)
+
+    return LabelledData(
+        **_common(recipe, source),
+        task=recipe.task,
+        block_length=recipe.objective.block_length,
+        has_segments=has_segments(recipe),
+    )
+
+
+def _tagged_data(recipe: Recipe) -> TaskData:
+    return _labelled_data(recipe, "words", "tags")
+
+
+# A new family of tasks is a subclass of `TaskData`, and an entry here.
+TASK_DATA: dict[str, Callable[[Recipe], TaskData]] = {
+    **dict.fromkeys(PAIR_TASKS, _pair_data),
+    **dict.fromkeys(TEXT_TASKS, _running_text_data),
+    "classification": _labelled_data,
+    "tagging": _tagged_data,
+}
+
+
+def _common(recipe: Recipe, source: Callable[..., Source]) -> dict[str, Any]:
+    """Returns the arguments that all families have; `source` describes a source in the words of one."""
+    model, tokenizer = recipe.model, recipe.tokenizer
+    return {
+        "sources": [source(part) for part in (recipe.data, *recipe.more_data)],
+        "sets": [source(part, name) for name, part in recipe.named_sets.items()],
+        "vocabulary": VocabularySettings(
+            tokenizer.kind, tokenizer.vocab_size, tokenizer.path, model.max_position_embeddings
+        ),
+        "streaming": recipe.data.streaming,
+        "stream_window": recipe.data.stream_window,
+        "num_proc": recipe.data.num_proc,
+        "data_workers": recipe.training.data_workers,
+        "max_length": model.max_position_embeddings if model.position_encoding == "learned" else None,
+    }
+
+
+def _source(
+    recipe: Recipe,
+    part: SourceRecipe,
+    columns: dict[str, int | str],
+    target_language: str | None,
+    set_name: str | None,
+) -> Source:
+    return Source(
+        source_language=part.source_language,
+        target_language=target_language,
+        columns=columns,
+        dataset=part.dataset,
+        dataset_config=part.dataset_config,
+        dataset_splits={"train": part.train_split, "validation": part.validation_split, "test": part.test_split},
+        files={"train": part.train_files, "validation": part.validation_files, "test": part.test_files},
+        tag=language_tag(target_language or part.source_language) if recipe.data.target_tag else None,
+        prefix=part.prefix,
+        weight=part.weight,
+        set_name=set_name,
+    )
+
+
+def _column(given: int | str | None, default: str) -> int | str:
+    return default if given is None else given
+
+
+def batch_order(recipe: Recipe, num_processes: int = 1, process_index: int = 0) -> BatchOrder:
+    """Returns what makes the batches of a recipe, for one of several processes."""
+    tokens, count = recipe.training.batches(num_processes)
+    limit = task_data(recipe).max_length
+    return BatchOrder(tokens, recipe.seed, count, num_processes, process_index, limit)
+
+
+# ---- From a recipe to a run --------------------------------------------------------------------------------------
+
+
 def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> Run:
     """
     Reads the text of a recipe and the model it starts from, learns or loads its vocabulary, and encodes the text.
@@ -111,14 +235,14 @@ def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> 
             from cannot be used.
         OSError: a file cannot be read or written.
     """
-    data = TASK_DATA[recipe.task]
+    data = task_data(recipe)
     # One process of a machine fills the cache; the others read it.
     with local_main_process_first(accelerator):
-        sources = data.read(recipe)
-        evaluated = [*sources, *data.read_sets(recipe)]
+        sources = data.read()
+        evaluated = [*sources, *data.read_sets()]
     labels = data.label_names(sources)
     if recipe.initialize.from_ is None:
-        data.check(recipe, evaluated, labels)
+        data.check(evaluated, labels)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if resume is None and recipe.initialize.from_ is not None:
@@ -137,9 +261,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> 
         # A classifier goes on with its own labels.
         labels = labels_of(Path(recipe.run_dir) / START)
     with local_main_process_first(accelerator):
-        processes = accelerator.num_processes, accelerator.process_index
-        updates = data.build_updates(recipe, sources, tokenizer, labels, *processes)
-        sets = data.encode_sets(recipe, evaluated, tokenizer, labels)
+        data = task_data(recipe)
+        order = batch_order(recipe, accelerator.num_processes, accelerator.process_index)
+        updates = data.build_updates(sources, tokenizer, order, labels)
+        sets = data.encode_sets(evaluated, tokenizer, labels)
     # On a resume, `check_start` has compared these.
     start = resume.progress.data.get("start") if resume is not None else None
     if start is None and recipe.initialize.from_ is not None:
@@ -161,7 +286,7 @@ def _checksum(sources: list[Source]) -> int:
     """
     found = 0
     for source in sources:
-        rows = source.pairs["train"]
+        rows = source.splits["train"]
         if isinstance(rows, Dataset):
             for batch in rows.select(range(0, len(rows), len(rows) // SAMPLED + 1)).iter(1000):
                 found = zlib.crc32(json.dumps(batch, default=str).encode(), found)
@@ -230,13 +355,13 @@ def _write_start(
     model, tokenizer = load_start(recipe, labels)
     model = keep_layers(recipe, model)
     recipe = fill_from_model(recipe, model, tokenizer)
-    model, tokenizer = prepare_network(recipe, sources, model, tokenizer)
+    model, tokenizer = prepare_network(recipe, task_data(recipe), sources, model, tokenizer)
     if recipe.training.adapter is not None:
         target_modules(model, recipe.training.adapter.target)
     # Nothing is written if the text does not fit the model.
     if labels:
         labels = list(model.config.id2label.values())
-    TASK_DATA[recipe.task].check(recipe, evaluated, labels, tokenizer)
+    task_data(recipe).check(evaluated, labels, tokenizer)
     _write_run_files(recipe, accelerator, evaluated)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
@@ -253,7 +378,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
         ("training.best_set", training.best_set is not None),
         ("hub.every_n_checkpoints", recipe.hub.every_n_checkpoints is not None),
     ]
-    sets = set_names(sources, "validation")
+    sets = [name for _, name in named_sets(sources, "validation")]
     for key, is_on in needs_validation:
         if is_on and not sets:
             raise ValueError(f"{key} needs a validation set, but the recipe has none: add one to its data section.")
@@ -261,7 +386,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
         raise ValueError(
             f"training.best_set is {training.best_set!r}, but the validation sets of the recipe are {', '.join(sets)}."
         )
-    if not any("test" in part.pairs for part in sources):
+    if not any("test" in part.splits for part in sources):
         for key, is_on, why in (
             ("hub.repo_id", recipe.hub.repo_id is not None, "a model is only published with its score"),
             ("evaluation.altered", bool(recipe.evaluation.altered), "it is the one that is altered"),
@@ -274,7 +399,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
-    _save_tokenizer(TASK_DATA[recipe.task].make_tokenizer(recipe, sources), folder)
+    _save_tokenizer(task_data(recipe).make_tokenizer(sources), folder)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -322,7 +447,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    counts = TASK_DATA[recipe.task].count_held_out(list(sources), recipe.data.num_proc)
+    counts = task_data(recipe).count_held_out(sources)
     start = recipe.initialize.from_
     return Environment(
         python=platform.python_version(),
@@ -342,9 +467,9 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         data=[
             Text(
                 direction=source.name,
-                dataset_is_local=source.recipe.dataset is not None and os.path.exists(source.recipe.dataset),
+                dataset_is_local=source.dataset is not None and os.path.exists(source.dataset),
                 # The length of a stream is not known.
-                pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
+                pairs={split: len(pairs) for split, pairs in source.splits.items() if isinstance(pairs, Sized)},
                 held_out=held_out,
             )
             for source, held_out in zip(sources, counts, strict=True)

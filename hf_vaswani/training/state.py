@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 
 from ..averaging import load_stored, load_weights
 from ..data.batching import EpochUpdates
-from ..data.renewed_epochs import RenewedUpdates
+from ..data.windows import RenewedUpdates
 from ..extras import extra
 from ..files import atomic_folder, digest
 from ..model.configuration_vaswani import VaswaniConfig

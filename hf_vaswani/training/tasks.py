@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..data.batching import Batch
-from ..data.labels import has_segments
-from ..data.sources import EvaluationSet
+from ..data.task_data import EvaluationSet
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import (
     VaswaniClassifier,
@@ -55,6 +54,11 @@ def config_of_task(recipe: Recipe, labels: Sequence[str] = ()) -> dict[str, Any]
         }
         return fields | config_of_labels(labels)
     return {} if recipe.task != "translation" else {"language_pairs": recipe.language_pairs}
+
+
+def has_segments(recipe: Recipe) -> bool:
+    """Returns whether a new model tells the two texts of a pair apart by segments, which a decoder does not have."""
+    return recipe.data.pair_column is not None and recipe.objective.stack != "decoder"
 
 
 def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:

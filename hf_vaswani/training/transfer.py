@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..adapters import ADAPTER_WEIGHTS
 from ..averaging import load_stored
-from ..data.sources import PairData, Source, prefix_tags
+from ..data.reading import Source
+from ..data.task_data import TaskData, prefix_tags
 from ..data.tokenizer import backend, byte_letters, has_tag, is_tag, language_tag
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
@@ -94,6 +95,7 @@ def keep_layers(recipe: Recipe, model: VaswaniPreTrainedModel) -> VaswaniPreTrai
 
 def prepare_network(
     recipe: Recipe,
+    data: TaskData,
     sources: list[Source],
     model: VaswaniPreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -104,7 +106,7 @@ def prepare_network(
 
     Args:
         recipe ([`Recipe`]): complete, from [`fill_from_model`].
-        sources (`list[Source]`): the text.
+        data ([`TaskData`]), sources (`list[Source]`): its text.
         model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
 
     Returns:
@@ -119,7 +121,7 @@ def prepare_network(
         translator = cast(VaswaniForConditionalGeneration, model)
         with seeded(recipe.seed):
             if start.vocabulary == "transfer":
-                new = PairData().make_tokenizer(recipe, sources)
+                new = data.make_tokenizer(sources)
                 model, tokenizer = transfer_vocabulary(translator, tokenizer, new), new
             elif start.add_tokens:
                 parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
@@ -132,13 +134,13 @@ def prepare_network(
 
 
 def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase) -> None:
-    targets = dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None)
+    targets = dict.fromkeys(str(source.target_language) for source in sources if source.tag is not None)
     known = LanguageTags(tokenizer).by_language
     tags = [language_tag(language) for language in targets if language not in known]
     prefixes = [prefix for prefix in prefix_tags(sources) if not has_tag(tokenizer, prefix)]
     reasons = ["data.target_tag is true"] if tags else []
     for prefix in prefixes:
-        i = [source.recipe.prefix for source in sources].index(prefix)
+        i = [source.prefix for source in sources].index(prefix)
         reasons.append(f"{f'more_data[{i - 1}]' if i else 'data'}.prefix is {prefix!r}")
     if missing := [*tags, *prefixes]:
         tokens = json.dumps([*recipe.initialize.add_tokens, *missing], ensure_ascii=False)

@@ -10,11 +10,10 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from ..data.alterations import altered_set
+from ..data.augmentation import altered_set
 from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
-from ..data.labels import label_columns
-from ..data.sources import EvaluationSet
+from ..data.task_data import EvaluationSet
 from ..extras import extra
 from ..metrics import METRICS, exact_match, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
@@ -166,7 +165,7 @@ def score_altered(
     for pairs in run.sets["test"]:
         for name in dict.fromkeys(evaluation.altered):
             sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
-            translations = translate(run, model, pairs.with_front(sources), num_beams)
+            translations = translate(run, model, pairs.with_prefix(sources), num_beams)
             how = evaluation.tokenize, evaluation.lowercase
             scored = on_main_process(run.accelerator, score, translations, references, *how)
             found.setdefault(pairs.name, {})[name] = {metric: scored[metric] for metric in METRICS}
@@ -201,7 +200,7 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
         rows = DataLoader(
             pairs.encoded,
             batch_sampler=TokenBudgetBatchSampler(lengths, order),
-            collate_fn=PairCollator(run.tokenizer.pad_token_id, label_columns(run.recipe, pairs.encoded)),
+            collate_fn=PairCollator(run.tokenizer.pad_token_id, pairs.columns),
             generator=torch.Generator(),
         )
         sums: dict[str, torch.Tensor] = {}

@@ -13,9 +13,9 @@ from datasets import Dataset
 from hypothesis import strategies as st
 
 from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.data.streaming import Stream, StreamUpdates
+from hf_vaswani.data.reading import Source
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.data.windows import WindowEncoder
+from hf_vaswani.data.windows import StreamUpdates, WindowEncoder
 
 from .test_inputs import attack
 
@@ -88,21 +88,23 @@ def test_an_epoch_has_every_pair_once_and_processes_share_it(campaign) -> None:
 def test_a_stream_has_every_pair_once_and_goes_on_from_anywhere(campaign) -> None:
     tokenizer = train_tokenizer(["a b c d e f"], 270, languages=["de"])
 
-    def stream(lengths: list[tuple[int, int]], name: str) -> Stream:
+    def stream(lengths: list[tuple[int, int]]) -> Source:
         sides = [
             [" ".join("abcdef"[i % 6] for i in range(length)) for length in side]
             for side in zip(*lengths, strict=True)
         ]
         rows = Dataset.from_dict({"source": sides[0], "target": sides[1]}).to_iterable_dataset()
-        return Stream(rows, name, 1.0, None, {})
+        return Source("en", "de", splits={"train": rows})
 
     def check(example: Any) -> None:
         lengths, others, window, per_update, stop = example
         order = BatchOrder(40, batches_per_update=per_update)
 
         def build() -> StreamUpdates:
-            streams = [stream(lengths, "first"), *([stream(others, "second")] if others else [])]
-            return StreamUpdates(streams, WindowEncoder(tokenizer), window, order, PairCollator(0))
+            streams = [stream(lengths), *([stream(others)] if others else [])]
+            return StreamUpdates(
+                streams, ("source", "target"), WindowEncoder(tokenizer), window, order, PairCollator(0)
+            )
 
         updates, made = build(), []
         for each in islice(updates.after(updates.start), 2000):

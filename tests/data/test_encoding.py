@@ -72,7 +72,7 @@ def test_numbers_count_the_lines_across_sources(tokenizer) -> None:
 
 def test_a_tag_is_one_id_in_front_of_the_same_ids(tokenizer) -> None:
     pairs = text([("a b", "c"), ("  d", "e"), ("", "f")])
-    plain, tagged = encode_pairs(pairs, tokenizer), encode_pairs(pairs, tokenizer, front="<2de>")
+    plain, tagged = encode_pairs(pairs, tokenizer), encode_pairs(pairs, tokenizer, source_prefix="<2de>")
     tag = tokenizer.convert_tokens_to_ids("<2de>")
     assert tagged["source_ids"][:] == [[tag, *ids] for ids in plain["source_ids"]]
     assert tagged["target_ids"][:] == plain["target_ids"][:]
@@ -134,7 +134,7 @@ def test_the_cache_depends_on_tags_numbers_and_split_special_tokens(tmp_path) ->
         Dataset.load_from_disk(tmp_path / "text"),
         train_tokenizer(["a b c d e f"], 270, languages=["de"]),
     )
-    settings = [{}, {"front": "<2de>"}, {"first_number": 4}]
+    settings = [{}, {"source_prefix": "<2de>"}, {"first_number": 4}]
     files = [encode_pairs(pairs, tokenizer, **arguments).cache_files[0]["filename"] for arguments in settings]
     tokenizer.split_special_tokens = False
     files.append(encode_pairs(pairs, tokenizer).cache_files[0]["filename"])

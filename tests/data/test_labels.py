@@ -7,11 +7,14 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from hf_vaswani.data.labels import LabelledData, check_labels, encode_labelled, tag_places
+from hf_vaswani.data.labels import check_labels, encode_labelled, tag_places
+from hf_vaswani.data.reading import Source
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, ObjectiveRecipe, Recipe, TokenizerRecipe
+from hf_vaswani.training.preparation import task_data
 
-DATA = LabelledData()
+from .texts import build_updates
+
 ROWS = [("good film", "pos"), ("bad film", "neg"), ("a very good book", "pos")]
 TAGGED = [(["New", "York", "sleeps"], ["B-LOC", "I-LOC", "O"]), (["Ann", "reads"], ["B-PER", "O"])]
 
@@ -20,6 +23,10 @@ def recipe(path: Path | None, task: str = "classification", **data: object) -> R
     files = None if path is None else str(path)
     settings = {"source_language": "en", "train_files": files, "test_files": files} | data
     return Recipe(task=task, data=DataRecipe(**settings), tokenizer=TokenizerRecipe(vocab_size=300))
+
+
+def label_names(sources: list[Source]) -> list[str]:
+    return task_data(Recipe(task="classification")).label_names(sources)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -44,15 +51,15 @@ def as_parquet(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [as_tsv, as_jsonl, as_parquet])
 def test_every_format_gives_the_same_rows(make, tmp_path) -> None:
-    (source,) = DATA.read(recipe(make(tmp_path)))
-    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == ROWS
-    assert source.name == "en" and DATA.label_names([source]) == ["neg", "pos"]
+    (source,) = task_data(recipe(make(tmp_path))).read()
+    assert [tuple(row.values()) for row in source.splits["train"].to_list()] == ROWS
+    assert source.name == "en" and label_names([source]) == ["neg", "pos"]
 
 
 def test_two_line_aligned_files(tmp_path) -> None:
     texts, labels = (write(tmp_path / name, *side) for name, side in zip("ab", zip(*ROWS, strict=True), strict=True))
-    (source,) = DATA.read(recipe(None, train_files={"en": str(texts), "label": str(labels)}))
-    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == ROWS
+    (source,) = task_data(recipe(None, train_files={"en": str(texts), "label": str(labels)})).read()
+    assert [tuple(row.values()) for row in source.splits["train"].to_list()] == ROWS
 
 
 def test_a_dataset_has_names_for_its_classes(tmp_path) -> None:
@@ -65,9 +72,9 @@ def test_a_dataset_has_names_for_its_classes(tmp_path) -> None:
     rows = Dataset.from_dict(columns, features=features)
     DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
     columns = {"source_column": "tokens", "label_column": "ner_tags", "validation_split": None}
-    (source,) = DATA.read(recipe(None, "tagging", dataset=str(tmp_path / "data"), test_files=None, **columns))
-    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == TAGGED
-    assert DATA.label_names([source]) == ["B-LOC", "B-PER", "I-LOC", "O"]
+    (source,) = task_data(recipe(None, "tagging", dataset=str(tmp_path / "data"), test_files=None, **columns)).read()
+    assert [tuple(row.values()) for row in source.splits["train"].to_list()] == TAGGED
+    assert label_names([source]) == ["B-LOC", "B-PER", "I-LOC", "O"]
 
 
 @pytest.mark.parametrize("as_lists", [True, False])
@@ -77,27 +84,27 @@ def test_words_are_lists_or_separated_by_spaces(as_lists, tmp_path) -> None:
         path = write(tmp_path / "a.jsonl", *lines)
     else:
         path = write(tmp_path / "a.tsv", "en\tlabel", *("\t".join(map(" ".join, row)) for row in TAGGED))
-    (source,) = DATA.read(recipe(path, "tagging"))
-    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == TAGGED
+    (source,) = task_data(recipe(path, "tagging")).read()
+    assert [tuple(row.values()) for row in source.splits["train"].to_list()] == TAGGED
 
 
 def test_labels_that_are_numbers_are_in_their_order(tmp_path) -> None:
     lines = [json.dumps({"en": "a", "label": label}) for label in (10, 9, 2)]
-    assert DATA.label_names(DATA.read(recipe(write(tmp_path / "a.jsonl", *lines)))) == ["2", "9", "10"]
+    assert label_names(task_data(recipe(write(tmp_path / "a.jsonl", *lines))).read()) == ["2", "9", "10"]
 
 
 def test_a_text_and_its_label_as_ids(tmp_path) -> None:
     settings = recipe(as_tsv(tmp_path))
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    (test,) = DATA.encode_sets(settings, sources, tokenizer, DATA.label_names(sources))["test"]
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    (test,) = task_data(settings).encode_sets(sources, tokenizer, label_names(sources))["test"]
     assert test.source == [text for text, _ in ROWS] and test.target == [label for _, label in ROWS]
     for row, (text, label) in zip(test.encoded, ROWS, strict=True):
         assert row["source_ids"] == tokenizer(text)["input_ids"]
         assert row["source_ids"][0] == tokenizer.bos_token_id and row["source_ids"][-1] == tokenizer.eos_token_id
         assert row["target_ids"] == [["neg", "pos"].index(label)]
     ((batch, *_), _) = next(
-        DATA.build_updates(settings, sources, tokenizer, ["neg", "pos"]).after({"epoch": 0, "update": 0})
+        build_updates(settings, sources, tokenizer, ["neg", "pos"]).after({"epoch": 0, "update": 0})
     )
     assert batch["labels"].shape == (3,) and batch["input_ids"].shape[0] == 3
 
@@ -106,9 +113,9 @@ def test_a_pair_of_texts_has_segments_and_is_cut_at_its_longer_side(tmp_path) ->
     path = write(tmp_path / "a.tsv", "en\tb\tlabel", "one\ttwo three\tx", "a " * 30 + "\tb b b\ty")
     settings = recipe(path, pair_column="b")
     settings.objective = ObjectiveRecipe(block_length=16)
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    rows = encode_labelled(sources[0].pairs["train"], tokenizer, ["x", "y"], 16, "a.tsv")
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    rows = encode_labelled(sources[0].splits["train"], tokenizer, ["x", "y"], 16, "a.tsv")
     whole = tokenizer("one", "two three")
     assert rows[0]["source_ids"] == whole["input_ids"] and rows[0]["segments"] == whole["token_type_ids"]
     assert len(rows[1]["source_ids"]) == 16
@@ -160,8 +167,8 @@ def test_words_beyond_the_longest_text_have_no_tag() -> None:
 def test_bad_labels_are_refused(lines, task, expected, tmp_path) -> None:
     with pytest.raises(ValueError, match="a.tsv") as error:
         columns = {"label_column": "en"} if "different" in expected else {}
-        sources = DATA.read(recipe(write(tmp_path / "a.tsv", *lines), task, **columns))
-        check_labels(DATA.label_names(sources), sources)
+        sources = task_data(recipe(write(tmp_path / "a.tsv", *lines), task, **columns)).read()
+        check_labels(label_names(sources), sources)
     assert expected in str(error.value)
 
 
@@ -169,9 +176,9 @@ def test_processes_encode_alike(tmp_path) -> None:
     """A special token in a text is text in every process."""
     lines = ["en\tlabel", *["the </s> cat <mask>\tx", "a dog\ty"] * 4]
     settings = recipe(write(tmp_path / "a.tsv", *lines))
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    rows = sources[0].pairs["train"]
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    rows = sources[0].splits["train"]
     one, two = (encode_labelled(rows, tokenizer, ["x", "y"], 64, "a.tsv", n, n) for n in (1, 2))
     assert one["source_ids"] == two["source_ids"]
     assert one["source_ids"][0].count(tokenizer.eos_token_id) == 1
@@ -182,11 +189,11 @@ def test_words_of_held_out_sentences_are_not_cut(tmp_path, caplog) -> None:
     path = write(tmp_path / "a.tsv", "en\tlabel", f"{' '.join(words)}\t{' '.join(['O', 'X'] * 15)}")
     settings = recipe(path, "tagging")
     settings.objective = ObjectiveRecipe(block_length=16)
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    (test,) = DATA.encode_sets(settings, sources, tokenizer, ["O", "X"])["test"]
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    (test,) = task_data(settings).encode_sets(sources, tokenizer, ["O", "X"])["test"]
     assert sum(tag != -100 for tag in test.encoded["target_ids"][0]) == 30
-    DATA.build_updates(settings, sources, tokenizer, ["O", "X"])
+    build_updates(settings, sources, tokenizer, ["O", "X"])
     assert "words of the training text of en have no token in their text" in caplog.text
 
 
@@ -194,19 +201,19 @@ def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:
     settings = recipe(as_tsv(tmp_path))
     other = write(tmp_path / "b.tsv", "en\tlabel", "good\tpos", "meh\tmixed")
     settings.validation_sets = {"new": EvaluationSetRecipe(test_files=str(other), validation_split=None)}
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
     with pytest.raises(ValueError, match=r"b\.tsv, row 2, has the label 'mixed', but the model has only 'neg', 'pos'"):
-        DATA.encode_sets(settings, [*sources, *DATA.read_sets(settings)], tokenizer, DATA.label_names(sources))
+        task_data(settings).encode_sets([*sources, *task_data(settings).read_sets()], tokenizer, label_names(sources))
 
 
 def test_other_labels_are_another_text(tmp_path) -> None:
     """A run is not resumed with other labels, although all texts are the same."""
     settings = recipe(as_tsv(tmp_path))
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    before = DATA.build_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
-    rows = sources[0].pairs["train"]
-    sources[0].pairs["train"] = datasets.Dataset.from_dict({"text": rows["text"], "label": ["neg", "pos", "neg"]})
-    after = DATA.build_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    before = build_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
+    rows = sources[0].splits["train"]
+    sources[0].splits["train"] = datasets.Dataset.from_dict({"text": rows["text"], "label": ["neg", "pos", "neg"]})
+    after = build_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
     assert before != after and before["crc32_of_lengths"] == after["crc32_of_lengths"]

@@ -13,13 +13,11 @@ from hf_vaswani.data.objectives import (
     MaskedLM,
     Masking,
     NextSentence,
+    ObjectiveSettings,
     SpanCorruption,
-    extra_tokens,
-    objective_of,
     word_beginnings,
 )
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.recipe import ObjectiveRecipe, Recipe
 
 BOS, EOS, MASK = 1, 2, 3
 SENTINELS = list(range(900, 950))
@@ -41,8 +39,8 @@ def rows(objective, texts: list[BlockText], seed: int = 0) -> list[dict]:
     return [{name: values[i] for name, values in columns.items()} for i in range(len(texts))]
 
 
-def masking(**settings) -> Masking:
-    return Masking(ObjectiveRecipe(**settings), MASK, [500, 501])
+def masking(rate: float = 0.15) -> Masking:
+    return Masking(rate, MASK, [500, 501])
 
 
 def test_causal_lm_predicts_each_token_of_each_document() -> None:
@@ -64,7 +62,7 @@ def test_masked_lm_predicts_the_masked() -> None:
     predicted = [i for i, label in enumerate(target) if label != -100]
     assert len(predicted) == 15 and len(source) == len(target) == 102
     assert all(target[i] == text.ids[i - 1] for i in predicted)
-    assert rows(MaskedLM(masking(noise_rate=0.4), BOS, EOS, 200), [text])[0]["target_ids"].count(-100) == 62
+    assert rows(MaskedLM(masking(0.4), BOS, EOS, 200), [text])[0]["target_ids"].count(-100) == 62
 
 
 def test_next_sentence_takes_half_from_other_documents() -> None:
@@ -109,7 +107,7 @@ def test_the_only_document_continues_itself() -> None:
 
 def test_span_corruption_is_t5_s() -> None:
     text = block(10, 60, 40, tag=7)
-    (row,) = rows(SpanCorruption(ObjectiveRecipe(), SENTINELS, EOS), [text])
+    (row,) = rows(SpanCorruption(0.15, 3.0, SENTINELS, EOS), [text])
     source, target = row["source_ids"], row["target_ids"]
     assert source[0] == 7 and source[-1] == target[-1] == EOS
     assert len(target) == 15 + 5 + 1 + 1 and len(source) == 1 + 85 + 5 + 1
@@ -119,7 +117,7 @@ def test_span_corruption_is_t5_s() -> None:
 @pytest.mark.parametrize("noise", [["infilling"], ["permutation"], ["fragment"], ["permutation", "infilling"]])
 def test_denoise_restores_the_text(noise) -> None:
     text = block(10, 20, 30, 50, tag=7)
-    (row,) = rows(Denoise(ObjectiveRecipe(noise=noise), MASK, EOS), [text])
+    (row,) = rows(Denoise(ObjectiveSettings("denoise", 512, noise=noise), MASK, EOS), [text])
     assert row["target_ids"] == [*text.ids, EOS]
     source = row["source_ids"]
     assert source[0] == 7 and source[-1] == EOS
@@ -154,17 +152,15 @@ def test_the_collator_pads_all_columns() -> None:
 # ---- The vocabulary
 
 
-def recipe_for(task: str, **settings) -> Recipe:
-    recipe = Recipe(task=task)
-    recipe.objective = ObjectiveRecipe(**settings)
-    return recipe
+def settings(task: str) -> ObjectiveSettings:
+    return ObjectiveSettings(task, 512)
 
 
 def test_each_task_names_its_entries() -> None:
-    assert extra_tokens(recipe_for("causal_lm")) == []
-    assert extra_tokens(recipe_for("masked_lm")) == extra_tokens(recipe_for("denoise")) == ["<mask>"]
+    assert settings("causal_lm").extra_tokens() == []
+    assert settings("masked_lm").extra_tokens() == settings("denoise").extra_tokens() == ["<mask>"]
     # 512 tokens have at most round(512 x 0.15 / 3) = 26 spans.
-    sentinels = extra_tokens(recipe_for("span_corruption"))
+    sentinels = settings("span_corruption").extra_tokens()
     assert (sentinels[0], sentinels[-1], len(sentinels)) == ("<extra_0>", "<extra_27>", 28)
 
 
@@ -184,14 +180,14 @@ def test_words_begin_at_a_space(kind) -> None:
 def test_a_vocabulary_without_the_entries_is_refused(task) -> None:
     tokenizer = train_tokenizer(["one two"], vocab_size=280)
     with pytest.raises(ValueError, match=f"task '{task}' needs <(mask|extra_0)> in the vocabulary"):
-        objective_of(recipe_for(task), tokenizer)
-    tokenizer.add_tokens(extra_tokens(recipe_for(task)))
-    assert objective_of(recipe_for(task), tokenizer).rows([block(10, 20)], [random.Random(0)])
+        settings(task).build(tokenizer)
+    tokenizer.add_tokens(settings(task).extra_tokens())
+    assert settings(task).build(tokenizer).rows([block(10, 20)], [random.Random(0)])
 
 
 def test_special_tokens_are_no_replacements() -> None:
     tokenizer = train_tokenizer(["one two"], vocab_size=280, languages=["es"])
     tokenizer.add_tokens(["<mask>"])
-    objective = objective_of(recipe_for("masked_lm"), tokenizer)
+    objective = settings("masked_lm").build(tokenizer)
     assert not {0, 1, 2, 3, len(tokenizer) - 1, len(tokenizer) - 2} & set(objective.masking.replacements)
     assert len(objective.masking.replacements) == len(tokenizer) - 6

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from hf_vaswani.data.reading import load_labelled, load_pairs, load_texts
+from hf_vaswani.data.reading import Source, load_pairs, load_splits
 
 # Hard for readers of tables: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
 PAIRS = [
@@ -412,19 +412,25 @@ def test_line_aligned_files_may_be_gzipped(tmp_path, streaming) -> None:
     assert list(rows) == [{"source": "a", "target": "c"}, {"source": "b", "target": "d"}]
 
 
-# ---- Running text
+# ---- Running text ------------------------------------------------------------------------------------------------
 
 
-def test_blank_lines_end_documents(tmp_path) -> None:
+def lines_of(path: Path, column: str = "en", document: str | None = None, streaming: bool = False) -> list[tuple]:
+    """Reads running text: its lines, each with its document."""
+    columns = {"text": column} | ({} if document is None else {"document": document})
+    rows = load_splits(Source("en", columns=columns, files={"train": str(path)}), streaming)["train"]
+    return [(row["text"], row["document"]) for row in rows]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_blank_lines_end_documents(tmp_path, streaming) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\ufeffone\ntwo \n\n \nthree\r\n\n", encoding="utf-8")
-    for streaming in (False, True):
-        rows = list(load_texts("en", train_files=str(path), streaming=streaming)["train"])
-        assert [row["text"] for row in rows] == ["one", "two ", "three"]
-        assert [row["document"] for row in rows] == ["0", "0", "1"]
+    assert lines_of(path, streaming=streaming) == [("one", "0"), ("two ", "0"), ("three", "1")]
 
 
-def test_a_table_has_a_document_in_each_row_or_a_column_for_it(tmp_path) -> None:
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_table_has_a_document_in_each_row_or_a_column_for_it(tmp_path, streaming) -> None:
     rows = [("a", "one\ntwo"), ("a", "three"), ("b", "four\n\n")]
     (tmp_path / "text.jsonl").write_text(
         "".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in rows), encoding="utf-8"
@@ -436,45 +442,48 @@ def test_a_table_has_a_document_in_each_row_or_a_column_for_it(tmp_path) -> None
         tmp_path / "text.parquet"
     )
     for suffix in ("jsonl", "csv", "parquet"):
-        for streaming in (False, True):
-            options = {"train_files": str(tmp_path / f"text.{suffix}"), "text_column": "text", "streaming": streaming}
-            alone = list(load_texts("en", **options)["train"])
-            assert [row["text"] for row in alone] == ["one", "two", "three", "four"]
-            assert [row["document"] for row in alone] == ["0", "0", "1", "2"]
-            named = list(load_texts("en", **options, document_column="name")["train"])
-            assert [row["document"] for row in named] == ["a", "a", "a", "b"]
+        path, lines = tmp_path / f"text.{suffix}", ("one", "two", "three", "four")
+        assert lines_of(path, "text", None, streaming) == list(zip(lines, "0012", strict=True))
+        assert lines_of(path, "text", "name", streaming) == list(zip(lines, "aaab", strict=True))
 
 
 def test_a_missing_text_column_is_named(tmp_path) -> None:
     path = tmp_path / "text.tsv"
     path.write_text("en\tes\none\tuno\n", encoding="utf-8")
-    assert load_texts("es", train_files=str(path))["train"]["text"] == ["uno"]
+    assert lines_of(path, "es") == [("uno", "0")]
     with pytest.raises(ValueError, match=r"has no column 'fr'.*data\.source_column"):
-        load_texts("fr", train_files=str(path))
+        lines_of(path, "fr")
     with pytest.raises(ValueError, match=r"has no column 'chapter'.*data\.document_column"):
-        load_texts("en", train_files=str(path), document_column="chapter")
+        lines_of(path, "en", "chapter")
 
 
 def test_the_built_in_corpus_has_two_languages_to_read() -> None:
-    english, german = (load_texts(language, dataset="pocket") for language in ("en", "de"))
+    english, german = (
+        load_splits(Source(language, columns={"text": language}, dataset="pocket")) for language in ("en", "de")
+    )
     pairs = load_pairs("en", "de", dataset="pocket")
     assert english["test"]["text"] == pairs["test"]["source"] and german["test"]["text"] == pairs["test"]["target"]
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-@pytest.mark.parametrize("load", [load_pairs, load_texts, load_labelled])
-def test_a_split_that_does_not_exist_is_named(tmp_path, load, split) -> None:
-    languages = ("en", "de") if load is load_pairs else ("en",)
-    names = {f"{each}_split": None for each in ("train", "validation", "test")} | {f"{split}_split": "foo"}
+@pytest.mark.parametrize(
+    "columns", [{"source": "en", "target": "de"}, {"text": "en"}, {"text": "en", "label": "label"}]
+)
+def test_a_split_that_does_not_exist_is_named(tmp_path, columns, split) -> None:
     table = datasets.Dataset.from_dict({"en": ["one"], "de": ["eins"], "label": ["a"]})
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text('{"en": "one", "de": "eins", "label": "a"}\n')
     datasets.DatasetDict({"train": table, "dev": table}).save_to_disk(tmp_path / "saved")
     table.save_to_disk(tmp_path / "whole")
+
+    def load(dataset: str, streaming: bool = False) -> None:
+        target = "de" if "target" in columns else None
+        load_splits(Source("en", target, columns, dataset=dataset, dataset_splits={split: "foo"}), streaming)
+
     for folder, known in (("files", "train"), ("saved", "'train', 'dev'"), ("whole", "'train'")):
         with pytest.raises(ValueError, match=rf"{folder}', split 'foo', cannot be loaded: .*{known}"):
-            load(*languages, dataset=str(tmp_path / folder), **names)
-    if load is not load_labelled:
-        for streaming in (False, True):
-            with pytest.raises(ValueError, match=r"no split 'foo'; it has train, validation, test\."):
-                load(*languages, dataset="pocket", streaming=streaming, **names)
+            load(str(tmp_path / folder))
+    words = "'pocket' has no labels" if "label" in columns else r"no split 'foo'; it has train, validation, test\."
+    for streaming in (False, True):
+        with pytest.raises(ValueError, match=words):
+            load("pocket", streaming)

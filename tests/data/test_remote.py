@@ -12,7 +12,7 @@ from datasets import Dataset, config
 
 from hf_vaswani.cli import main
 from hf_vaswani.data import remote
-from hf_vaswani.data.reading import load_pairs, load_texts
+from hf_vaswani.data.reading import Source, load_pairs, load_splits
 from hf_vaswani.data.remote import local_copy, local_files
 
 from ..conftest import tiny_recipe
@@ -143,7 +143,7 @@ def test_a_stream_reads_two_files_where_they_are(memory, monkeypatch) -> None:
     monkeypatch.setattr(type(memory), "get_file", lambda *_, **__: pytest.fail("It is copied."))
     files = {"en": "memory://corpus/t.en", "de": "memory://corpus/t.de.gz"}
     assert streamed(files, streaming=True) == ROWS
-    lines = load_texts("en", train_files=files["en"], streaming=True)["train"]
+    lines = load_splits(Source("en", columns={"text": "en"}, files={"train": files["en"]}), streaming=True)["train"]
     assert [row["text"] for row in lines] == [en for en, _ in ROWS]
 
 

@@ -164,7 +164,7 @@ def test_text_of_the_same_lengths_is_another_text(monkeypatch) -> None:
 
     def checksum(*texts: str, streaming: bool = False) -> int:
         rows = Dataset.from_dict({"source": list(texts), "target": ["x"] * len(texts)})
-        source: Any = SimpleNamespace(pairs={"train": rows.to_iterable_dataset() if streaming else rows})
+        source: Any = SimpleNamespace(splits={"train": rows.to_iterable_dataset() if streaming else rows})
         return preparation._checksum([source, source])
 
     assert checksum("one", "two") == checksum("one", "two") != checksum("one", "six")

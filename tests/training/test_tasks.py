@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli.main import main
-from hf_vaswani.data.sources import EvaluationSet
+from hf_vaswani.data.task_data import EvaluationSet
 from hf_vaswani.hub.card import card_files, render_card
 from hf_vaswani.recipe import ObjectiveRecipe, Recipe
 from hf_vaswani.run_folder import read_result
@@ -71,19 +71,18 @@ def test_a_run_is_complete(name, runs) -> None:
 def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> None:
     """Recomputed with transformers alone, from the rows that the objective makes."""
     from hf_vaswani.data.batching import PairCollator
-    from hf_vaswani.data.labels import label_columns
     from hf_vaswani.recipe_file import load_recipe
-    from hf_vaswani.training.preparation import TASK_DATA
+    from hf_vaswani.training.preparation import task_data
 
     run = runs[name]
     settings = load_recipe([str(run / "recipe.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    data = TASK_DATA[settings.task]
-    sources = data.read(settings)
-    (test,) = data.encode_sets(settings, sources, tokenizer, data.label_names(sources))["test"]
+    data = task_data(settings)
+    sources = data.read()
+    (test,) = data.encode_sets(sources, tokenizer, data.label_names(sources))["test"]
     model = CLASSES[name][1].from_pretrained(run / "model")
     total = labels = 0.0
-    collator = PairCollator(tokenizer.pad_token_id, label_columns(settings, test.encoded))
+    collator = PairCollator(tokenizer.pad_token_id, test.columns)
     for row in test.encoded:
         batch = collator([row])
         for extra in ("numbers", "next_sentence_label"):

@@ -5,7 +5,6 @@ from itertools import islice
 import pytest
 import torch
 
-from hf_vaswani.data.text_sources import RunningTextData
 from hf_vaswani.recipe import (
     DataRecipe,
     EvaluationSetRecipe,
@@ -15,8 +14,10 @@ from hf_vaswani.recipe import (
     TokenizerRecipe,
     TrainingRecipe,
 )
+from hf_vaswani.training.preparation import task_data
 
-DATA = RunningTextData()
+from .texts import build_updates
+
 LINES = ["the cat sees a dog", "the dog sees a cat", "", "an old house", "a red tree near the house", "a book"] * 6
 
 
@@ -45,9 +46,9 @@ def recipe(text: str, task: str = "masked_lm", more: list[SourceRecipe] | None =
 
 
 def test_a_source_has_its_language_and_documents(text) -> None:
-    (source,) = DATA.read(recipe(text))
-    assert source.name == "en" and set(source.pairs) == {"train", "validation"}
-    train = source.pairs["train"]
+    (source,) = task_data(recipe(text)).read()
+    assert source.name == "en" and set(source.splits) == {"train", "validation"}
+    train = source.splits["train"]
     assert train["text"] == [line for line in LINES if line]
     assert len(set(train["document"])) == 7
 
@@ -55,7 +56,7 @@ def test_a_source_has_its_language_and_documents(text) -> None:
 @pytest.mark.parametrize("task", ["masked_lm", "causal_lm", "span_corruption", "denoise"])
 def test_the_vocabulary_has_what_the_task_needs(text, task) -> None:
     settings = recipe(text, task, target_tag=True)
-    tokenizer = DATA.make_tokenizer(settings, DATA.read(settings))
+    tokenizer = task_data(settings).make_tokenizer(task_data(settings).read())
     assert len(tokenizer) <= 300
     ids = tokenizer("the cat")["input_ids"]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -68,10 +69,10 @@ def test_the_vocabulary_has_what_the_task_needs(text, task) -> None:
 
 def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
     settings = recipe(text, more=[SourceRecipe(source_language="fr", train_files=text, weight=2)])
-    sources = DATA.read(settings)
+    sources = task_data(settings).read()
     assert [source.name for source in sources] == ["en", "fr"]
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    updates = DATA.build_updates(settings, sources, tokenizer)
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    updates = build_updates(settings, sources, tokenizer)
     numbers, positions, batches = [], [updates.start], []
     for found, position in updates.after(updates.start):
         numbers += [int(number) for batch in found for number in batch["numbers"]]
@@ -94,9 +95,9 @@ def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
 def test_a_stream_has_every_token_once_in_a_pass_and_goes_on_anywhere(text, task) -> None:
     settings = recipe(text, task, streaming=True, stream_window=12)
     settings.objective.noise_rate = 0.5
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    updates = DATA.build_updates(settings, sources, tokenizer)
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    updates = build_updates(settings, sources, tokenizer)
     tokens, positions, batches = [], [updates.start], []
     for found, position in updates.after(updates.start):
         batches.append(found)
@@ -121,42 +122,42 @@ def test_a_stream_has_every_token_once_in_a_pass_and_goes_on_anywhere(text, task
 
 def test_a_tag_stands_in_front_of_a_noisy_block(text) -> None:
     settings = recipe(text, "denoise", target_tag=True)
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    (found,) = DATA.encode_sets(settings, sources, tokenizer)["validation"]
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    (found,) = task_data(settings).encode_sets(sources, tokenizer)["validation"]
     tag = tokenizer.convert_tokens_to_ids("<2en>")
     assert all(row["source_ids"][0] == tag and tag not in row["target_ids"] for row in found.encoded)
     # Validation is the same each time.
-    (again,) = DATA.encode_sets(settings, sources, tokenizer)["validation"]
+    (again,) = task_data(settings).encode_sets(sources, tokenizer)["validation"]
     assert again.encoded["source_ids"] == found.encoded["source_ids"]
 
 
 def test_named_sets_are_sets_of_their_own(text, tmp_path) -> None:
     settings = recipe(text)
     settings.validation_sets = {"other": EvaluationSetRecipe(validation_files=text)}
-    sources = [*DATA.read(settings), *DATA.read_sets(settings)]
-    tokenizer = DATA.make_tokenizer(settings, sources[:1])
-    assert [each.name for each in DATA.encode_sets(settings, sources, tokenizer)["validation"]] == ["en", "other"]
+    sources = [*task_data(settings).read(), *task_data(settings).read_sets()]
+    tokenizer = task_data(settings).make_tokenizer(sources[:1])
+    assert [each.name for each in task_data(settings).encode_sets(sources, tokenizer)["validation"]] == ["en", "other"]
     settings.validation_sets = {"other": EvaluationSetRecipe()}
     with pytest.raises(ValueError, match=r"validation_sets\.other has no text"):
-        DATA.read_sets(settings)
+        task_data(settings).read_sets()
 
 
 def test_text_is_needed(text, tmp_path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"The train set of en is empty: .*empty\.txt"):
-        DATA.read(recipe(str(empty)))
+        task_data(recipe(str(empty))).read()
     settings = recipe(text)
     settings.data.train_files = None
     with pytest.raises(ValueError, match="There is no training text"):
-        DATA.read(settings)
+        task_data(settings).read()
     settings.data.train_files = {"en": text, "de": text}
     with pytest.raises(ValueError, match="running text is in one language"):
-        DATA.read(settings)
+        task_data(settings).read()
     settings.data.train_files = str(tmp_path / "absent.txt")
     with pytest.raises(FileNotFoundError, match="absent"):
-        DATA.read(settings)
+        task_data(settings).read()
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -165,13 +166,13 @@ def test_the_next_sentence_needs_another_document(text, tmp_path, split) -> None
     single.write_text("\n".join(line for line in LINES if line), encoding="utf-8")
     settings = recipe(text)
     settings.objective.next_sentence = True
-    assert len(DATA.read(settings)) == 1
+    assert len(task_data(settings).read()) == 1
     setattr(settings.data, f"{split}_files", str(single))
     words = rf"several documents, but the {split} text of en is one: .*single\.txt\. Put blank lines between documents"
     with pytest.raises(ValueError, match=words):
-        DATA.read(settings)
+        task_data(settings).read()
     settings.objective.next_sentence = False
-    assert len(DATA.read(settings)) == 1
+    assert len(task_data(settings).read()) == 1
 
 
 @pytest.mark.real_data
@@ -183,9 +184,20 @@ def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:
     settings.objective = ObjectiveRecipe(block_length=128, unit=unit)
     settings.tokenizer.vocab_size = 2000
     settings.training.tokens_per_batch = 2048
-    sources = DATA.read(settings)
-    tokenizer = DATA.make_tokenizer(settings, sources)
-    updates = DATA.build_updates(settings, sources, tokenizer)
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    updates = build_updates(settings, sources, tokenizer)
     batches = [batch for some, _ in islice(updates.after(updates.start), 50) for batch in some]
     is_token = torch.cat([(batch["input_ids"] != tokenizer.pad_token_id).flatten() for batch in batches])
     assert is_token.numel() > 50_000 and is_token.float().mean() > 0.95
+
+
+def test_a_block_must_fit_the_batches_of_a_process(text) -> None:
+    settings = recipe(text)
+    settings.training = TrainingRecipe(tokens_per_update=320, tokens_per_batch=64)
+    sources = task_data(settings).read()
+    tokenizer = task_data(settings).make_tokenizer(sources)
+    with pytest.raises(
+        ValueError, match=r"leaves batches of 20 tokens to 16 processes, fewer than objective.block_le"
+    ):
+        build_updates(settings, sources, tokenizer, (), 16, 0)
