@@ -57,13 +57,13 @@ class EndCriteria(StoppingCriteria):
     nobody waits for the translation any more.
 
     Args:
-        is_over (`Callable[[], bool]`): called after each step, in the thread that searches.
+        is_over (`Callable[[], object]`): called after each step, in the thread that searches.
     """
 
     # So the model's own search takes it.
     reads_tokens = False
 
-    def __init__(self, is_over: Callable[[], bool]) -> None:
+    def __init__(self, is_over: Callable[[], object]) -> None:
         self.is_over = is_over
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from ..extras import extra
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
-from ..translation.alignment import AlignedPart, translate_and_align
+from ..translation.alignment import AlignedPart, ended_by, translate_and_align
 from ..visualization.explorer import explore
 from .batcher import EndCriteria, OverdueError
 
@@ -62,24 +63,24 @@ class DemoTranslator:
         tags = LanguageTags(tokenizer, model.config)
         self.tags = {code: tag for code, tag in tags.by_language.items() if code in (tags.targets or tags.by_language)}
 
-    def settings(self, num_beams: float, length_penalty: float) -> dict[str, Any]:
+    def settings(self, num_beams: float, alpha: float) -> dict[str, Any]:
         """Returns the settings of `generate()`; greedy search has no length penalty."""
         found: dict[str, Any] = {"num_beams": int(num_beams)}
         if num_beams > 1:
-            found["length_penalty"] = float(length_penalty)
+            found["length_penalty"] = float(alpha)
         else:
             # They have no effect on greedy search, and transformers would warn about each.
             found |= {"length_penalty": None, "early_stopping": None}
         return found
 
-    def answer(self, text: str, language: str | None, num_beams: float, length_penalty: float, count: float) -> Answer:
+    def answer(self, text: str, language: str | None, num_beams: float, alpha: float, count: float) -> Answer:
         """
         Translates a text, sentence by sentence.
 
         Args:
             text (`str`): the text.
             language (`str`, *optional*): target language, for models with several.
-            num_beams (`float`), length_penalty (`float`): settings of the search.
+            num_beams (`float`), alpha (`float`): beam size and length penalty.
             count (`float`): number of translations; at most `num_beams`.
 
         Raises:
@@ -95,29 +96,29 @@ class DemoTranslator:
         count = min(int(count), int(num_beams))
         until = time.monotonic() + DEADLINE
 
-        def end_if_over() -> bool:
+        def end_if_over() -> None:
             if time.monotonic() > until:
                 raise OverdueError(DEADLINE)
-            return False
 
-        settings = self.settings(num_beams, length_penalty) | {"stopping_criteria": [EndCriteria(end_if_over)]}
+        settings = self.settings(num_beams, alpha) | {"stopping_criteria": [EndCriteria(end_if_over)]}
         settings |= {"num_return_sequences": count, "longest_sentence": longest_source([self.model], self.tokenizer)}
-        ((best, *others),) = translate_and_align(
-            self.pipeline, [text], "words", split_sentences=True, tgt_lang=language, **settings
-        )
+        with ended_by(end_if_over):
+            ((best, *others),) = translate_and_align(
+                self.pipeline, [text], "words", split_sentences=True, tgt_lang=language, **settings
+            )
         # Behind a tag, the text begins later.
         begin = len(text) - len(self.pipeline.tags.split(text)[1])
         aligned = [part._replace(source=part.source + begin) for part in best[1]]
         return Answer([best[0], *(other for other, _ in others)], *coloured(text, best[0], aligned))
 
-    def explorer(self, text: str, language: str | None, num_beams: float, length_penalty: float) -> str:
+    def explorer(self, text: str, language: str | None, num_beams: float, alpha: float) -> str:
         """Returns the explorer's page of the first sentence of a text, as a frame."""
         if not text.strip():
             return ""
         check_length(text)
         start, end = sentence_spans(text)[0]
         sentence = LanguageTags(self.tokenizer).put(text[start:end], language if language in self.tags else None)
-        settings = self.settings(num_beams, length_penalty)
+        settings = self.settings(num_beams, alpha)
         return explore(self.model, self.tokenizer, sentence, settings=settings)._repr_html_()
 
 
@@ -173,6 +174,19 @@ def _parts(text: str, marks: Sequence[tuple[int, int, int]]) -> Words:
     return parts
 
 
+def said(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose errors, if a user can mend them, are shown on the page."""
+
+    @wraps(function)
+    def call(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except (ValueError, OverdueError) as error:
+            raise gradio.Error(str(error)) from error
+
+    return call
+
+
 def build_demo(
     model: Any, tokenizer: Any, name: str, examples: Sequence[str] = (), language: str | None = None
 ) -> Any:
@@ -190,23 +204,11 @@ def build_demo(
         [`gradio.Blocks`]: `launch()` serves it.
     """
     translator = DemoTranslator(model, tokenizer)
-    config = model.generation_config
-    beams = min(config.num_beams or 4, MAX_BEAMS)
-    penalty = ALPHAS[config.length_penalty_type] if config.length_penalty is None else config.length_penalty
 
     def translate(text: str, language: str | None, num_beams: float, alpha: float, count: float) -> tuple[Any, ...]:
-        try:
-            answer = translator.answer(text, language, num_beams, alpha, count)
-        except (ValueError, OverdueError) as error:
-            raise gradio.Error(str(error)) from error
+        answer = translator.answer(text, language, num_beams, alpha, count)
         others = "\n".join(f"{number}. {each}" for number, each in enumerate(answer.translations[1:], start=2))
         return "".join(answer.translations[:1]), others, answer.source, answer.target, ""
-
-    def show(text: str, language: str | None, num_beams: float, alpha: float) -> str:
-        try:
-            return translator.explorer(text, language, num_beams, alpha)
-        except ValueError as error:
-            raise gradio.Error(str(error)) from error
 
     with gradio.Blocks(title=name, analytics_enabled=False) as demo:
         gradio.Markdown(f"# {name}")
@@ -220,10 +222,7 @@ def build_demo(
             with gradio.Column():
                 translation = gradio.Textbox(label="Translation", lines=5, interactive=False, buttons=["copy"])
                 others = gradio.Textbox(label="Alternatives", lines=2, interactive=False)
-        with gradio.Accordion("Search", open=False), gradio.Row():
-            num_beams = gradio.Slider(1, MAX_BEAMS, value=beams, step=1, label="Beams")
-            alpha = gradio.Slider(0, max(2, penalty), value=penalty, step=0.1, label="Length penalty α")
-            count = gradio.Slider(1, MAX_TRANSLATIONS, value=min(3, beams), step=1, label="Translations")
+        num_beams, alpha, count = _search_settings(model.generation_config)
         colours = {str(number): colour for number, colour in enumerate(COLOURS)}
         with gradio.Row():
             words = [
@@ -235,10 +234,21 @@ def build_demo(
         look = gradio.Button("Look inside")
         frame = gradio.HTML(padding=False)
         search = [text, to, num_beams, alpha]
-        outputs = [translation, others, *words, frame]
-        button.click(translate, [*search, count], outputs, api_name="translate")
-        look.click(show, search, frame, api_name="explore")
+        button.click(said(translate), [*search, count], [translation, others, *words, frame], api_name="translate")
+        look.click(said(translator.explorer), search, frame, api_name="explore")
     return demo
+
+
+def _search_settings(config: Any) -> list[Any]:
+    """Returns sliders for the number of beams, the length penalty and the number of translations."""
+    beams = min(config.num_beams or 4, MAX_BEAMS)
+    penalty = ALPHAS[config.length_penalty_type] if config.length_penalty is None else config.length_penalty
+    with gradio.Accordion("Search", open=False), gradio.Row():
+        return [
+            gradio.Slider(1, MAX_BEAMS, value=beams, step=1, label="Beams"),
+            gradio.Slider(0, max(2, penalty), value=penalty, step=0.1, label="Length penalty α"),
+            gradio.Slider(1, MAX_TRANSLATIONS, value=min(3, beams), step=1, label="Translations"),
+        ]
 
 
 def serve_demo(demo: Any, host: str, port: int, *, block: bool = True) -> str:
