@@ -30,7 +30,7 @@ PROTECTED = re.compile(
     re.VERBOSE,
 )
 # A word, or any other character but white space.
-UNIT = re.compile(r"\w+|[^\w\s]")
+WORD = re.compile(r"\w+|[^\w\s]")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
