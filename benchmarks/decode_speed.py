@@ -38,8 +38,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.conversion.marian import to_marian
-from hf_vaswani.translation.precision import autocast_to
-from hf_vaswani.translation.quantization import to_int8
+from hf_vaswani.translation.quantization import autocast_to, to_int8
 
 LONGEST = 60
 # Sentences of a round, by batch size.

@@ -441,7 +441,7 @@ def make_search(size: str, sentences: int, beams: int, products: str, device: st
     from decode_speed import OUR_RULES, RULES
 
     from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-    from hf_vaswani.translation.precision import autocast_to
+    from hf_vaswani.translation.quantization import autocast_to
 
     torch.manual_seed(1)
     model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes_of(size))).eval().to(device)

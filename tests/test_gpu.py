@@ -14,7 +14,7 @@ from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM, alignments
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.translation.batches import log_probabilities, translate_n_best
-from hf_vaswani.translation.precision import has_bfloat16
+from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
 
 from .conftest import ROOT, tiny_recipe

@@ -313,7 +313,7 @@ def _with_dtype(translators: LoadedModels, choice: str | None) -> LoadedModels:
     """Applies --dtype: the weights in float32, and the number format of the products."""
     import torch
 
-    from ..translation.precision import fastest_translation
+    from ..translation.quantization import fastest_translation
 
     if choice is None:
         return translators

@@ -33,7 +33,7 @@ from ..model_names import resolve_model
 from ..translation.lines import Candidates
 from ..translation.loading import load_model
 from ..translation.placement import PipelineMarkup
-from ..translation.precision import fastest_translation
+from ..translation.quantization import fastest_translation
 from ..translation.shortlist import Shortlist
 from .protocol import Loaded
 from .settings import approximated_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings

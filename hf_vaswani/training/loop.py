@@ -60,7 +60,7 @@ from ..run_folder import (
     write_environment,
     write_result,
 )
-from ..translation.precision import fastest_training
+from ..translation.quantization import fastest_training
 from ..translation.shortlist import FILE as SHORTLIST
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses

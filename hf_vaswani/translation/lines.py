@@ -18,7 +18,7 @@ from ..processes import Processes
 from .alignment import AlignedPart, align_parts
 from .batches import translate_corpus, translate_n_best
 from .placement import translate_markup
-from .precision import autocast_to
+from .quantization import autocast_to
 
 # Lines per process that are sorted by length and translated together: enough to fill batches, and a short wait.
 LINES_AT_A_TIME = 1024

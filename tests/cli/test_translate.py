@@ -326,7 +326,7 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
         (("--dtype", "auto"), 17, False),
     ):
         seen.clear()
-        monkeypatch.setattr("hf_vaswani.translation.precision.TRANSLATION", least)
+        monkeypatch.setattr("hf_vaswani.translation.quantization.TRANSLATION", least)
         code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
     assert "Products in float32, because d_model is 16, and bfloat16 is faster from 17 on" in caplog.text

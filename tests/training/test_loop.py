@@ -316,7 +316,7 @@ def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path,
     def precision(name: str, steps: int, least: int) -> str:
         AcceleratorState._reset_state(reset_partial_state=True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-        monkeypatch.setattr("hf_vaswani.translation.precision.TRAINING", least)
+        monkeypatch.setattr("hf_vaswani.translation.quantization.TRAINING", least)
         assert train(tmp_path, tmp_path / name, mixed_precision="auto", max_steps=steps) == 0
         AcceleratorState._reset_state(reset_partial_state=True)
         return json.loads((tmp_path / name / "checkpoint-4" / "progress.json").read_text())["launch"][

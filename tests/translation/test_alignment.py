@@ -65,7 +65,7 @@ def with_lora(model: Any) -> None:
 
 def with_int8(model: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantization, "ENTRIES_WORTH_IT", 1)
+        patch.setattr(quantization, "MIN_INT8_ENTRIES", 1)
         model.model.decoder = quantization.to_int8(model).model.decoder
 
 
