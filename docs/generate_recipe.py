@@ -4,11 +4,9 @@ Writes docs/recipe.md, the reference of every recipe key, from the dataclasses a
 python docs/generate_recipe.py
 """
 
-import ast
 import inspect
 from collections.abc import Iterator
-from dataclasses import Field, fields, is_dataclass
-from itertools import pairwise
+from dataclasses import Field, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -45,8 +43,7 @@ Any key can be overridden on the command line by `--section.key value`, for exam
 keys, and values of a wrong type or out of range, are errors that name the key. The complete recipe, with all defaults,
 is saved as `recipe.yaml` in the run folder. `hf-vaswani train --help` prints this reference.
 
-`null` is YAML for "no value". YAML reads an unquoted `no` as false: write `'no'` for Norwegian, or for the value of
-`mixed_precision`.
+`null` is YAML for "no value". Only `true` and `false` are booleans: `no` is a string.
 """
 SIGNS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
 TYPES = {int: "`int`", float: "`float`", bool: "`bool`", str: "`str`", NoneType: "`null`"}
@@ -70,28 +67,21 @@ def _table(section: type) -> Iterator[str]:
 
 
 def _rows(section: type, prefix: str) -> Iterator[str]:
-    hints, meanings, defaults = get_type_hints(section), _docstrings(section), section()
-    options = recipe.options_of(section)
-    for field in fields(section):
-        if not is_dataclass(hints[field.name]):
-            name = prefix + field.name.removesuffix("_")
+    meanings, defaults = recipe.docstrings(section), section()
+    for name, (field, hint) in recipe.keys_of(section).items():
+        if not is_dataclass(hint):
             value = getattr(defaults, field.name)
             default = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
-            cells = [f"`{name}`", _type(hints[field.name]), f"`{default}`", _range(field), meanings[field.name]]
+            cells = [
+                f"`{prefix}{name}`",
+                _type(hint),
+                f"`{default}`",
+                _range(field),
+                meanings.get(name, "As in `data`."),
+            ]
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-        if field.name in options:
-            yield from _rows(options[field.name], f"{name}.")
-
-
-def _docstrings(section: type) -> dict[str, str]:
-    """Returns the docstrings below the fields of a dataclass and of its bases, each on one line."""
-    found: dict[str, str] = {}
-    for part in reversed([each for each in section.__mro__ if is_dataclass(each)]):
-        body = ast.parse(inspect.getsource(part)).body[0].body  # type: ignore[attr-defined]
-        for statement, following in pairwise(body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                found[ast.unparse(statement.target)] = " ".join(ast.literal_eval(following.value).split())
-    return found
+        if get_origin(hint) is UnionType and (inner := recipe.section_in(hint)):
+            yield from _rows(inner, f"{prefix}{name}.")
 
 
 def _type(hint: Any) -> str:

@@ -4,10 +4,12 @@ The recipe: one experiment, as dataclasses whose fields are the keys of its YAML
 The docstrings below the fields are the manual: `--help` prints them, and docs/recipe.md is generated from them.
 """
 
+import ast
+import inspect
 import math
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial
-from types import UnionType
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .extras import extra
@@ -43,13 +45,11 @@ RANKED_BY: dict[str, tuple[BestBy, ...]] = {
     "classification": ("accuracy", "f1", "loss"),
     "tagging": ("f1", "accuracy", "loss"),
 }
-SECTIONS = (
-    *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
-    *("backtranslation", "teacher", "shortlist"),
-)
 
 
-def key(resume: ResumeMark, default: Any, tasks: tuple[str, ...] | None = None, **bounds: float) -> Any:
+def key(
+    resume: ResumeMark, default: Any, tasks: tuple[str, ...] | None = None, needs: str | None = None, **bounds: float
+) -> Any:
     """
     Declares a key of a recipe. Each is declared as `fixed`, `free`, `place` or `unread`.
 
@@ -58,13 +58,14 @@ def key(resume: ResumeMark, default: Any, tasks: tuple[str, ...] | None = None, 
             `"place"` may change it as long as the text there is the same; training reads no `"unread"` key.
         default: the default, or a function that makes it.
         tasks (`tuple[str, ...]`, *optional*): the tasks that have the key; by default all.
+        needs (`str`, *optional*): the key without which this one has no effect, as `"initialize.from"`.
         bounds (`float`): the range of a number, by `at_least`, `above`, `at_most` and `below`, as in
             `fixed(0.1, at_least=0, below=1)`.
 
     Returns:
         `dataclasses.Field`: with all this as its `metadata`.
     """
-    metadata = {"resume": resume, "tasks": tasks, "bounds": bounds}
+    metadata = {"resume": resume, "tasks": tasks, "needs": needs, "bounds": bounds}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -86,6 +87,11 @@ def measure_name(measure: str) -> str:
 def shortened(text: str, most: int) -> str:
     """Returns a text of at most `most` characters: a longer one without its middle."""
     return text if len(text) <= most else f"{text[: most - 25]} ... {text[-20:]}"
+
+
+def spelled(key: str) -> str:
+    """Returns a field's name as recipes spell it: `initialize.from_` is `initialize.from`."""
+    return key.removesuffix("_")
 
 
 @dataclass
@@ -140,36 +146,25 @@ class SourceRecipe:
 
 @dataclass
 class EvaluationSetRecipe:
-    """A validation or test set, or both, besides those of the sources."""
+    """A validation or test set, or both, besides those of the sources; most keys are as in `data`."""
 
     source_language: str | None = fixed(None)
     """Language code of the source text; `null` is that of `data`."""
     target_language: str | None = fixed(None)
     """Language code of the target text; `null` is that of `data`."""
     dataset: str | None = place(None)
-    """Id of a dataset on the Hub, or a local dataset folder."""
     dataset_config: str | None = fixed(None)
-    """Configuration of the Hub dataset, if it has several."""
     validation_split: str | None = fixed("validation")
-    """Name of the dataset's validation split; `null` for none."""
     test_split: str | None = fixed("test")
-    """Name of the dataset's test split; `null` for none."""
     validation_files: Files = place(None)
-    """Validation text, in the formats of `data.train_files`."""
     test_files: Files = place(None)
-    """Test text, in the formats of `data.train_files`."""
     source_column: int | str | None = fixed(None, at_least=0, at_most=10_000)
-    """Column of the source text, as in `data`."""
     target_column: int | str | None = fixed(None, tasks=PAIR_TASKS, at_least=0, at_most=10_000)
-    """Column of the target text, as in `data`."""
     pair_column: int | str | None = fixed(None, tasks=LABEL_TASKS[:1], at_least=0, at_most=10_000)
-    """Column of the second text of a pair, as in `data`."""
     label_column: int | str | None = fixed(None, tasks=LABEL_TASKS, at_least=0, at_most=10_000)
-    """Column of the label or the tags, as in `data`."""
     prefix: str | None = fixed(None, tasks=PAIR_TASKS)
     """Text in front of each source sentence, as in `data`, whose prefix these sets do not get by themselves."""
     license: str | None = free(None)
-    """Licence of the text, for the model card."""
 
 
 @dataclass
@@ -191,14 +186,14 @@ class AugmentRecipe:
 class DataRecipe(SourceRecipe):
     """The sentence pairs. The keys from `streaming` on exist only here, and apply to `more_data` as well."""
 
-    streaming: bool = fixed(False)
+    streaming: bool = fixed(False, tasks=(*PAIR_TASKS, *TEXT_TASKS))
     """Read the training text on the fly, for text larger than the disk: it is neither copied nor counted. A vocabulary
     is then trained on the first million pairs of each source."""
     stream_window: int = fixed(100_000, at_least=1, at_most=10**8)
     """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; with `data.augment` or
     `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together. For running text (`task`),
     the lines of a stream, or the blocks of an epoch."""
-    target_tag: bool = fixed(False)
+    target_tag: bool = fixed(False, tasks=(*PAIR_TASKS, *TEXT_TASKS))
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""
     augment: AugmentRecipe | None = fixed(None, tasks=PAIR_TASKS)
@@ -244,15 +239,15 @@ class InitializeRecipe:
     from_: str | None = fixed(None)
     """Model to start from: an id on the Hub, or the folder of a model, checkpoint or run; a MarianMT model such as
     OPUS-MT's, a Marian `.npz` file or a fairseq model is converted. `null` starts from random weights."""
-    revision: str | None = fixed(None)
+    revision: str | None = fixed(None, needs="initialize.from")
     """Branch, tag or commit of a model on the Hub; `null` is its main branch."""
-    parts: list[Part] | None = fixed(None)
+    parts: list[Part] | None = fixed(None, needs="initialize.from")
     """Parts to take from the model, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
     output matrices); the others start from random weights. A head is taken with its stack. `null` takes all."""
-    vocabulary: Literal["keep", "transfer"] = fixed("keep", tasks=PAIR_TASKS)
+    vocabulary: Literal["keep", "transfer"] = fixed("keep", tasks=PAIR_TASKS, needs="initialize.from")
     """`keep` keeps the vocabulary of the model; `transfer` exchanges it for that of the recipe's `tokenizer` section:
     entries that both have keep their embeddings, the others begin as the mean of the old entries that spell them."""
-    add_tokens: list[str] = fixed(list, tasks=PAIR_TASKS)
+    add_tokens: list[str] = fixed(list, tasks=PAIR_TASKS, needs="initialize.from")
     """Entries to add to the vocabulary of the model, for example `["<2fr>"]`, the language tag of a further direction,
     or `["<bt>"]`, the prefix of a source. Each begins as the mean of the embeddings of the pieces that spelled it."""
 
@@ -303,7 +298,7 @@ class ModelRecipe:
     """Add a bias to the pre-softmax linear transformation; the paper's has none."""
     embedding_norm: bool = fixed(False)
     """Add a LayerNorm behind the sum of embedding and position, as in BERT; the paper has none."""
-    lm_head_transform: bool = fixed(False)
+    lm_head_transform: bool = fixed(False, tasks=(*PAIR_TASKS, "masked_lm"))
     """Add a linear layer, the activation and a LayerNorm in front of the pre-softmax linear transformation, as in
     BERT; for the task `masked_lm` only."""
     initializer_range: float | None = fixed(None, above=0, at_most=1)
@@ -322,10 +317,10 @@ class ModelRecipe:
 class ObjectiveRecipe:
     """Objective of a task on running or labelled text. A key applies to the tasks that it names, or to all of them."""
 
-    unit: Literal["blocks", "lines"] = fixed("blocks")
+    unit: Literal["blocks", "lines"] = fixed("blocks", tasks=MEASURED_TASKS)
     """What a model reads at once: `blocks` are as many lines of a document as fit `block_length`, `lines` single lines
     of the text."""
-    block_length: int = fixed(512, at_least=8, at_most=1_000_000)
+    block_length: int = fixed(512, tasks=MEASURED_TASKS, at_least=8, at_most=1_000_000)
     """Most tokens of a block, special tokens included; a longer line makes several blocks. At most
     `training.tokens_per_batch`. `classification` and `tagging`: most tokens of a text, which is cut there."""
     noise_rate: float | None = fixed(None, tasks=NOISY_TASKS, above=0, below=1)
@@ -333,7 +328,7 @@ class ObjectiveRecipe:
     `span_corruption`, and for `denoise` 0.3 with `infilling` and 0.5 with `fragment`."""
     whole_words: bool = fixed(False, tasks=("masked_lm",))
     """`masked_lm`: mask all tokens of a word, or none."""
-    next_sentence: bool = fixed(False)
+    next_sentence: bool = fixed(False, tasks=("masked_lm",))
     """`masked_lm`: also predict whether the second half of a block continues the first (Devlin et al., 2018). In half
     of the blocks it does, in the others it is taken from another document."""
     span_length: float = fixed(3.0, tasks=NOISY_TASKS[1:], at_least=1, at_most=1000)
@@ -441,7 +436,7 @@ class TrainingRecipe:
     """Maximum Euclidean norm of the gradient, to which longer ones are clipped; `null` disables clipping, as in the
     paper."""
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = fixed(None)
-    """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `auto` is bf16 where the
+    """Number format of the forward pass: `no` is float32; `auto` is bf16 where the
     processor or GPU has instructions for it and, on a processor, `d_model` is at least 128, and otherwise
     float32; `null` uses the setting of `accelerate launch`. A resumed run keeps its format."""
     gradient_checkpointing: bool = free(False)
@@ -549,14 +544,14 @@ class HubRecipe:
 
     repo_id: str | None = free(None)
     """Repository to publish to, as `user/name`; it is created if necessary. `null` publishes nothing."""
-    min_bleu: float = free(0.0, at_least=0, at_most=100)
+    min_bleu: float = free(0.0, tasks=PAIR_TASKS, at_least=0, at_most=100)
     """Minimum BLEU for publishing a translation model: on the test set for the model, on the validation set for a
     checkpoint. Nothing is published without a BLEU."""
-    min_score: float | None = free(None, at_least=0, at_most=1)
+    min_score: float | None = free(None, tasks=("text_to_text", *MEASURED_TASKS), at_least=0, at_most=1)
     """Minimum of the measure of `training.best_by` for publishing, where that is `accuracy`, `f1` or `exact_match`,
     for example an accuracy of 0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with
     any score that is finite."""
-    not_worse_than: str | None = free(None)
+    not_worse_than: str | None = free(None, tasks=PAIR_TASKS)
     """Model that a published translation model must not be worse than: `start`, the model of `initialize.from`, if the
     run takes all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the
     Hub, its folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test
@@ -566,7 +561,7 @@ class HubRecipe:
     to an existing public repository."""
     revision: str = free("main")
     """Branch to publish to; it is created if necessary."""
-    every_n_checkpoints: int | None = free(None, at_least=1, at_most=10**6)
+    every_n_checkpoints: int | None = free(None, needs="hub.repo_id", at_least=1, at_most=10**6)
     """Also publish every n-th checkpoint during training, with the score of its validation; `null` publishes only the
     final model. If set, `save_every` must be a multiple of `validate_every`. With `not_worse_than`, each of these
     checkpoints translates the test sets, too."""
@@ -610,26 +605,26 @@ class TeacherRecipe:
     in place of the targets.
     """
 
-    model: list[str] | str | None = fixed(None)
+    model: list[str] | str | None = fixed(None, tasks=("translation",))
     """Teacher: the folder of a model, a checkpoint or a run, or an id on the Hub; of several with one vocabulary, the
     ensemble. If set, training reads the teacher's translations, which `hf-vaswani distill` writes first."""
-    text: list[str] | str | None = fixed(None)
+    text: list[str] | str | None = fixed(None, needs="teacher.model")
     """More text in the source language of `data` for the teacher to translate, one sentence a line: a file, or a list
     of files, which may be compressed as `.gz`. Empty lines are skipped."""
-    folder: str | None = free(None)
+    folder: str | None = free(None, needs="teacher.model")
     """Folder for the translations, which several students may share; `null` is the run's, with `.teacher` at its
     end."""
-    num_beams: int = fixed(8, at_least=1, at_most=1000)
+    num_beams: int = fixed(8, needs="teacher.model", at_least=1, at_most=1000)
     """Beam size of the teacher; 1 is greedy search."""
-    n_best: int | None = fixed(None, at_least=1, at_most=1000)
+    n_best: int | None = fixed(None, needs="teacher.model", at_least=1, at_most=1000)
     """Translations of each sentence to keep for the choice; `null` is the beam size."""
-    choose: Literal["model", "bleu", "chrf"] = fixed("model")
+    choose: Literal["model", "bleu", "chrf"] = fixed("model", needs="teacher.model")
     """Translation that the student learns: the best by the teacher (`model`), or the one that is nearest to the target
     of the training text by sentence `bleu` or `chrf`. Sentences of `teacher.text` have the best by the teacher."""
-    backward_model: str | None = fixed(None)
+    backward_model: str | None = fixed(None, needs="teacher.model")
     """Model that translates back, by which bad pairs are found: their sources are improbable, given the
     translations."""
-    drop_worst: float = fixed(0.05, at_least=0, below=1)
+    drop_worst: float = fixed(0.05, needs="teacher.backward_model", at_least=0, below=1)
     """Share of the pairs to drop, those with the lowest log-probability per token under `backward_model`."""
 
 
@@ -706,13 +701,15 @@ class Recipe:
 
     def flat(self) -> dict[str, Any]:
         """Returns every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
-        return {spelled(key): value for key, value in flat(asdict(self)).items()}
+        return flat(self.sections())
+
+    def sections(self) -> dict[str, Any]:
+        """Returns the recipe with all its defaults as a recipe file has it."""
+        return asdict(self, dict_factory=lambda items: {spelled(name): value for name, value in items})
 
     def as_yaml(self) -> str:
         """Returns the recipe with all its defaults as YAML, which [`load_recipe`] reads back as an equal recipe."""
-        sections = asdict(self)
-        sections["initialize"] = {spelled(key): value for key, value in sections["initialize"].items()}
-        return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+        return str(yaml.safe_dump(self.sections(), sort_keys=False, allow_unicode=True))
 
 
 def flat(sections: dict[str, Any]) -> dict[str, Any]:
@@ -726,32 +723,50 @@ def flat(sections: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def spelled(key: str) -> str:
-    """Returns a field's name as recipes spell it: `initialize.from_` is `initialize.from`."""
-    return key.removesuffix("_")
+def section_in(hint: Any) -> Any:
+    """Returns the dataclass that a type hint is, or has in a union, a list or a dictionary; `None` if it has none."""
+    if is_dataclass(hint):
+        return hint
+    return next((found for part in get_args(hint) if (found := section_in(part))), None)
 
 
-def options_of(section: type) -> dict[str, Any]:
+@cache
+def keys_of(section: Any) -> dict[str, tuple["Field[Any]", Any]]:
+    """Returns field and type hint of each key of a section, by its name in recipes; of `Recipe`, the sections too."""
+    hints = get_type_hints(section)
+    return {spelled(part.name): (part, hints[part.name]) for part in fields(section)}
+
+
+@cache
+def declared_keys(section: Any = Recipe, prefix: str = "") -> dict[str, "Field[Any]"]:
     """
-    Returns the keys of a section that have keys of their own, or are null.
-
-    Args:
-        section (`type`): a dataclass of this file.
-
-    Returns:
-        `dict[str, type]`: the dataclasses of those keys, such as `{"simcut": SimCutRecipe, ...}`.
+    Returns the fields of all keys of a recipe or a section by dotted name, as in `"training.simcut.alpha"`,
+    `"more_data.weight"` and `"validation_sets.NAME.license"`.
     """
-    hints = {name: hint for name, hint in get_type_hints(section).items() if get_origin(hint) is UnionType}
-    return {name: kind for name, hint in hints.items() for kind in get_args(hint) if is_dataclass(kind)}
+    found = {}
+    for name, (part, hint) in keys_of(section).items():
+        if not is_dataclass(hint):
+            found[prefix + name] = part
+        if inner := section_in(hint):
+            found |= declared_keys(inner, f"{prefix}{name}.NAME." if get_origin(hint) is dict else f"{prefix}{name}.")
+    return found
+
+
+# The keys of a recipe that have keys of their own in any recipe.
+SECTIONS = tuple(name for name, (_, hint) in keys_of(Recipe).items() if is_dataclass(hint))
 
 
 def resume_marks() -> dict[str, ResumeMark]:
     """Returns how each key is declared, as in `{"training.log_every": "free", "more_data.weight": "fixed"}`."""
-    outer = {"": Recipe, "more_data.": SourceRecipe, "validation_sets.": EvaluationSetRecipe}
-    outer |= {f"{name}.": get_type_hints(Recipe)[name] for name in SECTIONS}
-    return {
-        spelled(prefix + part.name): part.metadata["resume"]
-        for prefix, section in outer.items()
-        for part in fields(section)
-        if prefix or part.name not in SECTIONS
-    }
+    return {name: part.metadata["resume"] for name, part in declared_keys().items()}
+
+
+def docstrings(section: type[Any]) -> dict[str, str]:
+    """Returns the docstrings below the fields of a section and of its bases, each on one line, by the keys' names."""
+    found: dict[str, str] = {}
+    for part in reversed([each for each in section.__mro__ if is_dataclass(each)]):
+        body = ast.parse(inspect.getsource(part)).body[0].body  # type: ignore[attr-defined]
+        for statement, following in pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                found[spelled(ast.unparse(statement.target))] = " ".join(ast.literal_eval(following.value).split())
+    return found

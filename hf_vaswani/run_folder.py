@@ -424,7 +424,7 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if marks.get(f"{prefix}{name}") == "fixed"}
 
     sources = [kept("more_data.", source) for source in settings["more_data"]]
-    sets = {name: kept("validation_sets.", part) for name, part in settings["validation_sets"].items()}
+    sets = {name: kept("validation_sets.NAME.", part) for name, part in settings["validation_sets"].items()}
     return kept("", settings) | {"more_data": sources, "validation_sets": sets}
 
 

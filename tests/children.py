@@ -29,7 +29,6 @@ PRELOADED = [
     *(
         "datasets.io.generator",
         "scipy.io",
-        "docstring_parser",
         "attrs",
         "matplotlib.backends.backend_agg",
         "PIL.JpegImagePlugin",

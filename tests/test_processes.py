@@ -132,7 +132,7 @@ def test_a_process_alone_reads_chunks_to_the_end() -> None:
 @pytest.mark.process
 def test_translating_in_one_process_needs_no_accelerate() -> None:
     program = (
-        "import sys; sys.modules.update(accelerate=None, jsonargparse=None); "
+        "import sys; sys.modules.update(accelerate=None); "
         "from hf_vaswani.processes import Processes; from hf_vaswani.translation import lines; "
         "print(*Processes().chunks(['one', 'two'], 1))"
     )

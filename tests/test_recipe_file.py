@@ -25,7 +25,7 @@ def test_a_recipe_states_only_what_differs(tmp_path) -> None:
 
 
 def test_overrides_win_and_are_typed(tmp_path) -> None:
-    path = write_recipe(tmp_path, "training: {max_steps: 7}\n")
+    path = write_recipe(tmp_path, "training: {max_steps: 7, mixed_precision: no}\ndata: {target_language: no}\n")
     recipe = load_recipe(
         [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, de: a.de}", "--data.source_column=0",
          "--training.clip_norm=1", "--run_dir", "elsewhere"]
@@ -35,6 +35,9 @@ def test_overrides_win_and_are_typed(tmp_path) -> None:
     assert recipe.data.source_column == 0
     assert recipe.training.clip_norm == 1.0
     assert recipe.run_dir == "elsewhere"
+    # Neither a file nor the command line has other booleans than true and false.
+    assert (recipe.training.mixed_precision, recipe.data.target_language) == ("no", "no")
+    assert load_recipe([path, "--data.test_files={en: a, no: b}"]).data.test_files == {"en": "a", "no": "b"}
 
 
 def test_a_saved_recipe_is_complete_and_loads_as_an_equal_one(tmp_path) -> None:
@@ -48,20 +51,20 @@ def test_a_recipe_is_read_once_and_without_docstrings(tmp_path, monkeypatch) -> 
     path, texts = write_recipe(tmp_path, "seed: 5\n"), []
     loader = recipe_file._Loader
     monkeypatch.setattr(recipe_file, "_Loader", lambda text, where: texts.append(text) or loader(text, where))
-    monkeypatch.setattr("docstring_parser.parse_from_object", lambda *_, **__: pytest.fail("A docstring is read."))
-    recipe_file._parser.cache_clear()
+    monkeypatch.setattr(recipe_file, "docstrings", lambda _: pytest.fail("A docstring is read."))
     assert load_recipe([path]).seed == 5 and texts == ["seed: 5\n"]
-    parser = recipe_file._parser()
-    assert load_recipe([path, "--seed=6"]).seed == 6 and recipe_file._parser() is parser
 
 
-def test_help_has_every_key_with_its_meaning(capsys) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["no.yaml", "-h"]])
+def test_help_has_every_key_with_type_default_and_meaning(capsys, arguments) -> None:
     with pytest.raises(SystemExit) as stop:
-        load_recipe(["no.yaml", "--help"], "hf-vaswani train", "Trains.")
+        load_recipe(arguments, "hf-vaswani train", "Trains.")
     said = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0 and said.startswith("usage: hf-vaswani train RECIPE.yaml")
-    assert "--initialize.from MODEL" in said and "Language code of the source text, for example `en`." in said
-    assert all(f"--{key} " in said for key in Recipe().flat())
+    assert (
+        "--training.max_steps (an integer; default: 100000) Number of updates of the parameters (Section 5.2)." in said
+    )
+    assert all(f"--{key} " in said for key in ("initialize.from", "reverse", *Recipe().flat()))
 
 
 def test_two_recipes_are_one_and_the_command_line_wins(tmp_path) -> None:
@@ -224,7 +227,7 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
         ("training.simcut", "{alpha: x}", "training.simcut.alpha must be a number, but it is 'x'"),
         ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),
         ("training.adapter", "{target: q_proj}", "target must be a list, as in [a, b], but it is or has 'q_proj'"),
-        ("training.adapter", "{rank: null}", "training.adapter.rank must have a value, for example its default 16"),
+        ("training.adapter", "{rank: null}", "training.adapter.rank must be an integer, but it is null"),
         (
             "training.freeze",
             "[foo]",
@@ -252,23 +255,6 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
 
 
 @pytest.mark.parametrize(
-    "value", ["{}.Class", "{{class_path: {}.Class}}", "{{class_path: {}.Class, init_args: {{}}}}"]
-)
-def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
-    """jsonargparse imports a class by the path that stands in place of a dataclass."""
-    (tmp_path / "imported_by_a_recipe.py").write_text("raise SystemExit('imported')\n", "utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    value = value.format("imported_by_a_recipe")
-    keys = ("data", "training.simcut", "data.augment", "validation_sets.a")
-    for key, item in [(key, value) for key in keys] + [("more_data", f"[{value}]")]:
-        section, _, name = key.partition(".")
-        path = write_recipe(tmp_path, f"{section}: {{{name}: {item}}}\n" if name else f"{section}: {item}\n")
-        for arguments in ([path], ["--run_dir", "x", f"--{key}", item]):
-            with pytest.raises(ValueError, match=rf"{section}.*class|lines|one by one"):
-                load_recipe(arguments)
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
@@ -283,16 +269,18 @@ def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
         ("seed: 1\ntraining: {max_steps: 3}\ntraining: {seed: 4}\n", ["'training'", "line 3"]),
-        ("training:\n  mixed_precision: no\n", ["a bare no in line 2", "'no' in quotes"]),
-        ("data: {train_files: {en: a, no: b}}\n", ["a bare no in line 1", "'no' in quotes"]),
+        ("training: {compile: yes}\n", ["training.compile must be true or false, but it is 'yes'"]),
+        ("seed: '5'\n", ["seed must be an integer, but it is '5'"]),
+        ("seed: true\n", ["seed must be an integer, but it is True"]),
+        ("hub: {license: 3}\n", ["hub.license must be a string or null, but it is 3"]),
         ("evaluation: {length_penalty_type: wu}\n", ["length_penalty_type", "wu", "gnmt"]),
         ("training: {max_steps: [}\n", ["YAML", "line 1"]),
         ("more_data: {weight: 2}\n", ["list", "'more_data'", "{'weight': 2}"]),
         ("more_data: [5]\n", ["list", "'more_data'", "[5]"]),
         ("more_data: [{}]\n", ["list", "'more_data'", "[{}]"]),
-        ("more_data:\n- {wieght: 2}\n", ["'more_data.wieght'", "'more_data.weight'"]),
-        ("more_data:\n- {streaming: true}\n", ["'more_data.streaming'"]),
-        ("more_data:\n- {weight: two}\n", ["more_data", "weight", "two"]),
+        ("more_data:\n- {wieght: 2}\n", ["'more_data[0].wieght'", "'more_data.weight'"]),
+        ("more_data:\n- {streaming: true}\n", ["'more_data[0].streaming'"]),
+        ("more_data:\n- {weight: two}\n", ["more_data[0].weight must be a number, but it is 'two'"]),
         ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
         (
             "training: {mixed_precision: fp8}\n",
@@ -404,14 +392,3 @@ def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:
 def test_an_alias_may_stand_for_the_files_of_two_splits(tmp_path) -> None:
     recipe = load_recipe([write_recipe(tmp_path, "data: {train_files: &files {en: a, de: b}, test_files: *files}\n")])
     assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
-
-
-def test_help_lists_every_key_with_type_and_default(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        load_recipe(["--help"])
-    assert stop.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for key in Recipe().flat():
-        # From Python 3.13 on a comma follows, if there is a second form.
-        assert f"--{key} " in text or f"--{key}, " in text, key
-    assert "Number of updates of the parameters (Section 5.2). (type: int, default: 100000)" in text

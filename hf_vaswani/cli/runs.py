@@ -190,18 +190,17 @@ def _folders_to_average(options: argparse.Namespace) -> list[Path]:
 
 
 def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Path]:
-    from ..recipe_checks import check_best_by
+    from ..recipe_checks import check_ranges
     from ..run_folder import checkpoints_to_average, read_recipe
 
     if options.last is not None and options.best is not None:
         raise ValueError("--last and --best exclude each other: give one of them.")
     recipe = read_recipe(run_dir)
     training = recipe.training
-    if options.by is not None:
-        check_best_by(recipe, options.by, "--by")
+    training.best_by = options.by or training.best_by
+    check_ranges(recipe)
     last = training.average_last if options.last is None else options.last
-    by = options.by or training.best_by
-    training = replace(training, average_last=last, average_best=options.best, best_by=by)
+    training = replace(training, average_last=last, average_best=options.best)
     found = checkpoints_to_average(run_dir, training)
     option, count = ("--last", options.last) if options.best is None else ("--best", options.best)
     if len(found) < count:
@@ -213,7 +212,7 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..recipe_checks import check_baseline, check_branch, check_minima, check_repo_id
+    from ..recipe_checks import check_ranges, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
     recipe = read_recipe(options.run_dir)
@@ -225,16 +224,9 @@ def _push(options: argparse.Namespace) -> None:
         raise ValueError(
             "There is no repository to publish to: give --repo-id USER/NAME, or hub.repo_id in the recipe."
         )
-    check_repo_id(hub.repo_id, "--repo-id")
+    check_ranges(recipe)
     if options.space is not None:
         check_repo_id(options.space, "--space")
-    check_branch(hub.revision, "--revision")
-    check_baseline(recipe, "--not-worse-than")
-    if not 0 <= hub.min_bleu <= 100:
-        raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
-    if hub.min_score is not None and not 0 <= hub.min_score <= 1:
-        raise ValueError(f"--min-score must be from 0 to 1, but it is {hub.min_score}.")
-    check_minima(recipe, "--min-bleu", "--min-score")
     from ..hub.publishing import push_checkpoint, read_candidate
     from ..hub.space import check_space, push_space
     from ..training.comparison import judge

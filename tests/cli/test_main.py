@@ -203,7 +203,7 @@ from hf_vaswani.cli import main
 for arguments in json.loads(sys.argv[2]):
     print("exit code", main(arguments), file=sys.stderr)
 """
-TRAIN = "accelerate,datasets,evaluate,jinja2,jsonargparse,sacrebleu,tabulate,pandas,pyarrow,matplotlib"
+TRAIN = "accelerate,datasets,evaluate,jinja2,sacrebleu,tabulate,pandas,pyarrow,matplotlib"
 CONVERT = "ctranslate2,onnx,onnxruntime,onnxscript,sentencepiece"
 
 

@@ -114,7 +114,9 @@ def test_the_best_of_other_tasks_are_ranked_by_what_they_measure(tmp_path, monke
     for by, name in (("bleu", "BLEU"), ("f1", "F1")):
         assert main([*average, "--by", by]) == 2
         said = capsys.readouterr().err
-        assert f"--by is '{by}', but task 'masked_lm' has no {name}: set it to 'loss' or 'accuracy'." in said
+        assert (
+            f"training.best_by is '{by}', but task 'masked_lm' has no {name}: set it to 'loss' or 'accuracy'." in said
+        )
         assert said.count("\n") == 1
     assert len(averaged) == 2
 

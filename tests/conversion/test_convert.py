@@ -285,7 +285,7 @@ def test_the_convert_extra_is_enough(tiny_run, tmp_path) -> None:
     assert {path.stem for path in Path(conversion.__file__).parent.glob("*.py")} - {"__init__"} == imported
 
 
-TRAIN = "accelerate,datasets,evaluate,jinja2,jsonargparse,sacrebleu,tabulate,pandas,pyarrow,matplotlib"
+TRAIN = "accelerate,datasets,evaluate,jinja2,sacrebleu,tabulate,pandas,pyarrow,matplotlib"
 WITHOUT_OTHER_EXTRAS = """
 import importlib, pkgutil, sys
 from pathlib import Path

@@ -348,4 +348,4 @@ def test_importing_the_tokenizer_loads_no_training_dependencies() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(done.stdout.split())
     assert "hf_vaswani" in loaded
-    assert not loaded & {"datasets", "pyarrow", "pandas", "jsonargparse", "evaluate", "sacrebleu"}
+    assert not loaded & {"datasets", "pyarrow", "pandas", "evaluate", "sacrebleu"}
