@@ -25,6 +25,7 @@ NEEDED = {
     "run_folder": {"train"},
     "processes": {"train"},
     "metrics": {"train"},
+    "corpus": {"clean"},
     "data": {"train"},
     "training": {"train", "adapt"},
     "hub": {"train", "viz"},
