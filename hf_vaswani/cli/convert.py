@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..conversion.formats import TARGETS
 from .inputs import add_revision
 
 
@@ -20,9 +21,7 @@ def add_verbs(verbs: Any) -> None:
     convert.add_argument("source", metavar="SOURCE", help="model folder or file, or Hub id; its format is detected")
     add_revision(convert)
     convert.add_argument("destination", type=Path, metavar="DESTINATION", help="folder to write")
-    convert.add_argument(
-        "--to", required=True, choices=("vaswani", "marian", "ctranslate2", "onnx"), help="format to write"
-    )
+    convert.add_argument("--to", required=True, choices=TARGETS, help="format to write")
     convert.add_argument(
         "--quantization", metavar="KIND", help="weight type for ctranslate2, e.g. int8, float16 or bfloat16"
     )

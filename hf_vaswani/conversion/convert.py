@@ -13,7 +13,16 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
 from ..translation.loading import check_finite, load_translator, quiet
 from . import fairseq, marian, marian_npz
-from .protocol import Converted, Foreign, Loaded, Logits, Source, Target, check_quantization, model_type
+from .formats import (
+    TARGETS,
+    Converted,
+    Foreign,
+    Loaded,
+    Logits,
+    Source,
+    Target,
+    model_type,
+)
 from .settings import start_token_id
 
 logger = logging.getLogger(__name__)
@@ -24,7 +33,6 @@ SOURCES: dict[str, tuple[Source, str]] = {
     "marian-npz": (marian_npz, "an .npz file"),
     "fairseq": (fairseq, "a fairseq .pt file beside dict.*.txt"),
 }
-TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
 # Files of the formats that can be written but not read.
 WRITE_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a CTranslate2 model"}
 SENTENCE = "The cat sleeps."
@@ -95,7 +103,12 @@ def convert(
         raise ValueError(f"{source} is already in the format {to}.")
     # A missing library or an unsupported number format is reported before the model is read.
     target = _target(to)
-    check_quantization(quantization, () if target is None else target.QUANTIZATIONS)
+    if quantization is not None:
+        supported = () if target is None else target.QUANTIZATIONS
+        if not supported:
+            raise ValueError(f"--quantization {quantization} is only supported with --to ctranslate2.")
+        if quantization not in supported:
+            raise ValueError(f"--quantization must be one of {', '.join(supported)}, but it is {quantization!r}.")
     with quiet(), _as_value_error(source), TemporaryDirectory() as temporary:
         # The source is read before anything is written, because errors of `atomic_folder` name the destination.
         if kind == "vaswani":

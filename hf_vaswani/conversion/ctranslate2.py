@@ -30,7 +30,7 @@ from ..translation.batches import TOKENS_PER_BATCH, to_translate
 from ..translation.lines import Candidates
 from ..translation.shortlist import FILE as SHORTLIST
 from ..translation.shortlist import Shortlist
-from .protocol import Foreign, Loaded, check_quantization
+from .formats import CTRANSLATE2_ACTIVATIONS, Foreign, Loaded, check_expressible
 from .settings import (
     eos_token_ids,
     fixed_limit,
@@ -50,20 +50,6 @@ with extra("convert"):
 QUANTIZATIONS: tuple[str, ...] = tuple(ACCEPTED_MODEL_TYPES)
 # Rows of the table of sinusoids. CTranslate2 could compute sinusoids itself, but only tensor2tensor's, counted from 1.
 MIN_POSITIONS = 2048
-# Activations by transformers' names.
-ACTIVATIONS = {
-    "relu": Activation.RELU,
-    "gelu": Activation.GELU,
-    "gelu_python": Activation.GELU,
-    "gelu_new": Activation.GELUTanh,
-    "gelu_fast": Activation.GELUTanh,
-    "gelu_pytorch_tanh": Activation.GELUTanh,
-    "quick_gelu": Activation.GELUSigmoid,
-    "silu": Activation.SWISH,
-    "swish": Activation.SWISH,
-    "sigmoid": Activation.Sigmoid,
-    "tanh": Activation.Tanh,
-}
 # File beside the weights from which it takes a shortlist.
 VOCABULARY_MAP = "vmap.txt"
 # Arguments of `translate_batch` that a model or a call of an engine brings, or that are CTranslate2's defaults.
@@ -93,16 +79,12 @@ class VaswaniLoader(ModelLoader):
             ValueError: CTranslate2 does not support the activation.
         """
         config = model.config
-        if config.activation_function not in ACTIVATIONS:
-            raise ValueError(
-                f"The model has activation_function {config.activation_function!r}, but CTranslate2 supports only "
-                f"{', '.join(ACTIVATIONS)}."
-            )
+        check_expressible(config, "CTranslate2")
         first: Any = model.model.encoder.layers[0]
         sizes = {
             "num_heads": config.num_heads,
             "pre_norm": config.norm_position == "pre",
-            "activation": ACTIVATIONS[config.activation_function],
+            "activation": getattr(Activation, CTRANSLATE2_ACTIVATIONS[config.activation_function]),
             "head_dim": max(head_dims(first.self_attn)),
             "layernorm_embedding": config.embedding_norm,
         }
@@ -214,7 +196,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
 
     Args:
         loaded ([`Loaded`]): the model; it is not changed.
-        folder (`Path`): folder to write; created if it does not exist.
+        folder (`Path`): folder to write.
         quantization (`str`, *optional*): number format of the weights: `float32` (default), `float16`, `bfloat16`,
             `int16`, `int8`, or `int8_float32`, `int8_float16`, `int8_bfloat16`, which also name the format of weights
             that are not quantized.
@@ -245,13 +227,11 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
 
 def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None:
     """Writes a model for CTranslate2, without its tokenizer; arguments and errors as of [`save`]."""
-    check_quantization(quantization, QUANTIZATIONS)
     # `optimize` quantizes weights in place.
     model = copy.deepcopy(loaded.model).to("cpu", torch.float32).requires_grad_(False)
     spec = VaswaniLoader()(model, loaded.tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization or "float32")
-    folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
     if (loaded.folder / SHORTLIST).is_file():
         # A damaged list is an error for those who want it.

@@ -35,7 +35,7 @@ from ..translation.loading import load_model
 from ..translation.placement import PipelineMarkup
 from ..translation.quantization import fastest_translation
 from ..translation.shortlist import Shortlist
-from .protocol import Loaded
+from .formats import Loaded
 from .settings import approximated_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")

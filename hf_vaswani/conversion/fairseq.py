@@ -11,21 +11,20 @@ as `<unk>` gets a copy of that row, and an id that fairseq never generates gets 
 import argparse
 import re
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedTokenizerBase
 
+from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .fairseq_vocabulary import BOS, EOS, PAD, dictionaries, vocabulary_and_tokenizer
-from .protocol import Converted, Foreign
-from .vocabulary import Vocabulary
-from .weight_names import our_name
+from .formats import Converted, Foreign, check_sides, check_supported, fill, run_by_transformers
+from .vocabulary import FAIRSEQ_SPECIAL, Vocabulary, join_dictionaries
 
 CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+BOS, PAD, EOS, UNK = range(4)
 
 BASE = {
     "encoder_attention_heads": 8,
@@ -61,14 +60,18 @@ ACTIVATIONS = {
     "swish": "silu",
     "linear": "linear",
 }
-# Options that change the network or the layout of its weights.
-UNSUPPORTED = (
+# Options that change the network or the layout of its weights, and must be off.
+OFF = (
     *("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "char_inputs", "character_embeddings"),
     *("cross_self_attention", "layernorm_embedding", "no_cross_attention", "no_encoder_attn"),
     *("no_decoder_final_norm", "no_token_positional_embeddings", "quant_noise_pq", "quant_noise_scalar"),
     *("scale_attn", "scale_fc", "scale_heads", "scale_resids"),
     *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers_to_keep", "xformers_att_config")),
 )
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(OFF, (False, None, 0, "", [])),
+    "activation_fn": tuple(ACTIVATIONS),
+}
 SAME_ON_BOTH_SIDES = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 
 # Names of the norms that older checkpoints number.
@@ -116,10 +119,10 @@ def load(path: Path) -> Converted:
             raise ValueError(
                 f"{file}: {side}.embed_tokens.weight has {rows} rows, but the dictionary has {len(symbols)} symbols."
             )
-    vocabulary, tokenizer, notes = vocabulary_and_tokenizer(file.parent, source, target)
+    vocabulary, tokenizer, notes = join_dictionaries(file.parent, source, target)
     config = config_of(weights, settings, vocabulary, file)
     model = VaswaniForConditionalGeneration(config).eval()
-    fill(model, weights, vocabulary, file)
+    fill(model, with_our_rows(weights, config, vocabulary), file)
     set_search(model)
     foreign = fsmt_of(weights, model, vocabulary, tokenizer)
     foreign.notes += notes + notes_of(weights, vocabulary, file)
@@ -187,12 +190,16 @@ def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
         for name, value in plain(sections["model"]).items():
             nested = {f"{name}_{inner}": setting for inner, setting in plain(value).items()}
             given |= nested or {name: value}
-    arch = given.get("arch") or given.get("_name")
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"{file}: arch is {arch!r}, but only {', '.join(ARCHITECTURES)} are supported.")
+    arch = str(given.get("arch") or given.get("_name"))
+    check_supported({"arch": arch}, {"arch": tuple(ARCHITECTURES)}, file)
     settings = BASE | ARCHITECTURES[arch]
     settings |= {name: value for name, value in given.items() if value is not None}
-    check_supported(settings, file)
+    check_supported(settings, SUPPORTED, file)
+    check_sides(settings, SAME_ON_BOTH_SIDES, file)
+    width = settings.get("decoder_embed_dim", settings.get("encoder_embed_dim"))
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        if width is not None and settings.get(name, width) != width:
+            raise ValueError(f"{file} has {name} {settings[name]}, but decoder_embed_dim is {width}.")
     return settings
 
 
@@ -201,26 +208,6 @@ def plain(section: Any) -> dict[str, Any]:
     if isinstance(section, argparse.Namespace):
         return dict(vars(section))
     return dict(section) if isinstance(section, dict) else {}
-
-
-def check_supported(settings: dict[str, Any], file: Path) -> None:
-    """Rejects the first setting that a Vaswani model does not support."""
-    for name in UNSUPPORTED:
-        if settings.get(name):
-            raise ValueError(f"{file}: {name} is {settings[name]!r}, which a Vaswani model does not support.")
-    for name in SAME_ON_BOTH_SIDES:
-        encoder, decoder = (settings.get(f"{side}_{name}") for side in ("encoder", "decoder"))
-        if None not in (encoder, decoder) and encoder != decoder:
-            raise ValueError(
-                f"{file}: encoder_{name} is {encoder!r} and decoder_{name} {decoder!r}, but they must be equal."
-            )
-    width = settings.get("decoder_embed_dim", settings.get("encoder_embed_dim"))
-    for name in ("decoder_input_dim", "decoder_output_dim"):
-        if width is not None and settings.get(name, width) != width:
-            raise ValueError(f"{file}: {name} is {settings[name]}, but decoder_embed_dim is {width}.")
-    activation = settings["activation_fn"]
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{file}: activation_fn is {activation!r}, but only {', '.join(ACTIVATIONS)} are supported.")
 
 
 def current_weights(weights: dict[str, Any], settings: dict[str, Any], file: Path) -> dict[str, torch.Tensor]:
@@ -259,6 +246,57 @@ def weight_of(weights: dict[str, torch.Tensor], name: str, file: Path) -> torch.
     if name not in weights or weights[name].dim() != 2:
         raise ValueError(f"{file} has no matrix {name}.")
     return weights[name]
+
+
+# ---- The dictionaries --------------------------------------------------------------------------------------------
+
+
+def dictionaries(file: Path, settings: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """
+    Reads the symbols of source and target, each in the order of their ids.
+
+    Args:
+        file (`Path`): checkpoint, with the dictionaries beside it.
+        settings (`dict`): settings of the model, with `source_lang` and `target_lang`.
+
+    Raises:
+        ValueError: There are no dictionaries, or the settings do not say which of several is which.
+    """
+    there = {found.name: read_dictionary(found) for found in sorted(file.parent.glob("dict.*.txt"))}
+    if not there:
+        raise ValueError(f"{file.parent} contains no dict.*.txt.")
+    languages = [settings.get(f"{side}_lang") for side in ("source", "target")]
+    wanted = [f"dict.{language}.txt" for language in languages]
+    if all(name in there for name in wanted):
+        return there[wanted[0]], there[wanted[1]]
+    first, *others = there.values()
+    if any(other != first for other in others):
+        raise ValueError(
+            f"{file.parent} contains {', '.join(there)}, which differ, but {file.name} has source_lang "
+            f"{languages[0]!r} and target_lang {languages[1]!r}."
+        )
+    if all(languages) and len(there) == 1 and set(there) & set(wanted):
+        missing = next(name for name in wanted if name not in there)
+        raise ValueError(f"{file.parent} contains no {missing}: if {next(iter(there))} is for both sides, copy it.")
+    return first, first
+
+
+def read_dictionary(file: Path) -> list[str]:
+    """
+    Reads the symbols of a `dict.*.txt` in the order of their ids, after fairseq's four special symbols.
+
+    Raises:
+        ValueError: A line is not a symbol and its count, or a symbol is repeated.
+    """
+    symbols = dict.fromkeys(FAIRSEQ_SPECIAL.values())
+    for number, line in enumerate(read_lines(file), start=1):
+        symbol, _, count = line.rstrip().rpartition(" ")
+        if not symbol or not count.isdecimal():
+            raise ValueError(f"{file}, line {number}: expected a symbol and its count, but found {line.rstrip()!r}.")
+        if symbol in symbols:
+            raise ValueError(f"{file}, line {number}: the symbol {symbol!r} is repeated.")
+        symbols[symbol] = None
+    return list(symbols)
 
 
 # ---- The model ---------------------------------------------------------------------------------------------------
@@ -326,36 +364,21 @@ def config_of(
     )
 
 
-def fill(
-    model: VaswaniForConditionalGeneration, weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path
-) -> None:
-    """
-    Loads fairseq's weights into a model.
-
-    Raises:
-        ValueError: A weight is missing or unexpected, or has another shape.
-    """
-    expected, ours = model.state_dict(), {}
+def with_our_rows(
+    weights: dict[str, torch.Tensor], config: VaswaniConfig, vocabulary: Vocabulary
+) -> dict[str, torch.Tensor]:
+    """Returns the weights with the rows of our vocabulary and positions, and with the output bias, if there is one."""
+    found = {}
     for name, weight in weights.items():
-        if our_name(name) not in expected:
-            raise ValueError(f"{file}: {name} has no place in a Vaswani model with these settings.")
         if name.endswith(("embed_tokens.weight", "output_projection.weight")):
             is_source = name.startswith("encoder")
             weight = vocabulary.source_matrix(weight) if is_source else vocabulary.target_matrix(weight)
         if name.endswith("embed_positions.weight"):
-            weight = weight[: model.config.max_position_embeddings]
-        if weight.shape != expected[our_name(name)].shape:
-            raise ValueError(
-                f"{file}: {name} has the shape {tuple(weight.shape)}, but the model requires "
-                f"{tuple(expected[our_name(name)].shape)}."
-            )
-        ours[our_name(name)] = weight
-    if model.config.lm_head_bias:
-        ours["lm_head.bias"] = vocabulary.output_bias(torch.zeros(len(vocabulary.tokens)))
-    for name in expected:
-        if name not in ours:
-            raise ValueError(f"{file} has no weight for {name}.")
-    model.load_state_dict(ours)
+            weight = weight[: config.max_position_embeddings]
+        found[name] = weight
+    if config.lm_head_bias:
+        found["lm_head.bias"] = vocabulary.output_bias(torch.zeros(len(vocabulary.tokens)))
+    return found
 
 
 def set_search(model: VaswaniForConditionalGeneration) -> None:
@@ -363,20 +386,18 @@ def set_search(model: VaswaniForConditionalGeneration) -> None:
     config, max_length = model.config, 200
     if config.position_encoding == "learned":
         max_length = min(max_length, config.max_position_embeddings - 1)
-    settings = {
-        "num_beams": 5,
-        "length_penalty_type": "power",
-        "length_penalty": 1.0,
-        "finish_candidates": "top",
-        "early_stopping": True,
+    model.generation_config.update(
+        num_beams=5,
+        length_penalty_type="power",
+        length_penalty=1.0,
+        finish_candidates="top",
+        early_stopping=True,
         # At least one token comes before </s>, which is forced after max_length tokens.
-        "max_new_tokens": max_length + 1,
-        "min_new_tokens": 1,
-        "forced_eos_token_id": EOS,
-        "suppress_tokens": [PAD],
-    }
-    for name, value in settings.items():
-        setattr(model.generation_config, name, value)
+        max_new_tokens=max_length + 1,
+        min_new_tokens=1,
+        forced_eos_token_id=EOS,
+        suppress_tokens=[PAD],
+    )
 
 
 # ---- The other side ----------------------------------------------------------------------------------------------
@@ -386,29 +407,28 @@ def fsmt_of(
     weights: dict[str, torch.Tensor],
     model: VaswaniForConditionalGeneration,
     vocabulary: Vocabulary,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Foreign:
     """
-    Builds transformers' FSMT, which is fairseq's network, and wraps it to take and return our ids.
+    Builds transformers' FSMT, which is fairseq's network.
 
     Args:
         weights (`dict[str, torch.Tensor]`): result of [`current_weights`].
         model ([`VaswaniForConditionalGeneration`]): converted model, for its config and generation config.
         vocabulary ([`Vocabulary`]): our ids with their rows in fairseq's embeddings.
-        tokenizer ([`PreTrainedTokenizerFast`]): tokenizer of the vocabulary.
+        tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of the vocabulary.
     """
-    config = model.config
+    config, settings = model.config, model.generation_config
     if config.norm_position == "pre" or config.position_encoding == "learned":
         return Foreign("fairseq", notes=["No library here runs fairseq's pre-norm or learned positions."])
-    rows = {side: len(weights[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder")}
     sizes: dict[str, Any] = {}
-    for side in rows:
+    for side in ("encoder", "decoder"):
         sizes |= {f"{side}_attention_heads": config.num_heads, f"{side}_ffn_dim": config.d_ff}
         sizes |= {f"{side}_layers": getattr(config, f"{side}_layers")}
     fsmt = FSMTForConditionalGeneration(
         FSMTConfig(
-            src_vocab_size=rows["encoder"],
-            tgt_vocab_size=rows["decoder"],
+            src_vocab_size=len(weights["encoder.embed_tokens.weight"]),
+            tgt_vocab_size=len(weights["decoder.embed_tokens.weight"]),
             d_model=config.d_model,
             activation_function=config.activation_function,
             scale_embedding=config.scale_embedding,
@@ -419,33 +439,9 @@ def fsmt_of(
     fsmt.generation_config.max_length = None
     # FSMT's sinusoids are in its state_dict, but not among fairseq's weights.
     fsmt.load_state_dict(fsmt.state_dict() | {f"model.{name}": weight for name, weight in weights.items()})
-
-    @torch.no_grad()
-    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
-        found = fsmt(
-            input_ids=vocabulary.source_rows[input_ids],
-            attention_mask=attention_mask,
-            decoder_input_ids=vocabulary.target_rows[decoder_input_ids],
-            # With a cache, FSMT does not mask future tokens.
-            use_cache=False,
-        ).logits
-        return vocabulary.logits(found)
-
-    def translate(sentences: Sequence[str]) -> list[str]:
-        batch = tokenizer(list(sentences), padding=True, return_tensors="pt")
-        limits = {name: getattr(model.generation_config, name) for name in ("max_new_tokens", "min_new_tokens")}
-        found = fsmt.generate(
-            vocabulary.source_rows[batch["input_ids"]],
-            attention_mask=batch["attention_mask"],
-            num_beams=1,
-            early_stopping=False,
-            suppress_tokens=[PAD],
-            forced_eos_token_id=EOS,
-            **limits,
-        )
-        return tokenizer.batch_decode(vocabulary.target_ids(found), skip_special_tokens=True)
-
-    return Foreign("transformers' FSMT", logits, translate)
+    names = ("max_new_tokens", "min_new_tokens", "forced_eos_token_id", "suppress_tokens")
+    limits = {name: getattr(settings, name) for name in names}
+    return run_by_transformers("transformers' FSMT", fsmt, tokenizer, vocabulary, **limits)
 
 
 def notes_of(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path) -> list[str]:

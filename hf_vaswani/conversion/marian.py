@@ -6,41 +6,39 @@ connections accordingly.
 """
 
 import copy
-import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-from ..data.tokenizer import TARGET_FILE, TwoSidedTokenizer, load_tokenizer, two_sided
+from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..translation.loading import IDS, load_model
-from .marian_vocabulary import (
-    NEVER,
-    check_ids,
-    fast_tokenizer,
-    join,
-    letters_of_symbols,
-    map_ids,
-    read_spm,
-    target_tokenizer,
+from .formats import (
+    MARIAN_EPS,
+    Converted,
+    Foreign,
+    Loaded,
+    check_expressible,
+    check_sides,
+    check_supported,
+    model_type,
+    our_name,
+    run_by_transformers,
 )
-from .protocol import Converted, Foreign, Loaded, check_quantization, model_type
 from .settings import TRANSFORMERS_RULES, ignored_settings
-from .vocabulary import Vocabulary
-from .weight_names import our_name
+from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, sentencepiece
 
 QUANTIZATIONS: tuple[str, ...] = ()
 NAME = "transformers' MarianMTModel"
-LAYER_NORM_EPS = 1e-5
-EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 # Maximum length that is saved for models without one, as in OPUS-MT.
 MAX_LENGTH = 512
 # Weights with d_model rows: outputs of sub-layers and norms.
@@ -61,12 +59,9 @@ SAME = (
 )
 # Switches in older configs for architectures that MarianMTModel does not have, with the only supported values.
 SWITCHES = {
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "add_final_layer_norm": False,
-    "static_position_embeddings": True,
-    "encoder_layerdrop": 0,
-    "decoder_layerdrop": 0,
+    **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), (False, None)),
+    "static_position_embeddings": (True, None),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), (0, None)),
 }
 # Fields of a generation config that contain ids, as numbers or lists.
 GENERATION_IDS = (
@@ -79,10 +74,6 @@ GENERATION_IDS = (
 )
 # Fields that contain ids in other forms, which are not converted.
 UNSUPPORTED_IDS = ("sequence_bias", "force_words_ids")
-TWO_SIDED = (
-    "AutoTokenizer splits every text as source text. To train the model further with other software, split targets by "
-    f"{TARGET_FILE}."
-)
 
 
 def recognize(path: Path) -> bool:
@@ -107,37 +98,37 @@ def load(path: Path) -> Converted:
         ValueError: A file is missing or damaged, or the model has a feature that a Vaswani model does not have.
         ImportError: The packages that read .spm files are not installed.
     """
-    fields = read_json(path / "config.json")
-    _check_switches(path / "config.json", fields)
-    marian = _read_model(path)
-    vocabulary, tokenizer = _read_tokenizer(path, marian.config)
-    model = from_marian(marian, vocabulary)
-    notes = [TWO_SIDED] if isinstance(tokenizer, TwoSidedTokenizer) else []
-    letters = letters_of_symbols(read_spm(path / "source.spm")) if (path / "source.spm").is_file() else []
-    if letters:
-        notes.append(
-            f"Letters that occur only in user-defined pieces ({' '.join(letters)}) become {tokenizer.unk_token}, even "
-            "if they are in the target vocabulary."
+    file = path / "config.json"
+    fields = MarianConfig().to_dict() | read_json(file)
+    check_supported(fields, SWITCHES, file)
+    check_sides(fields, ("attention_heads", "ffn_dim"), file)
+    if fields["activation_function"] not in ACT2FN:
+        raise ValueError(
+            f"{file} has activation_function {fields['activation_function']!r}, which transformers does not know."
         )
-    return Converted(model, tokenizer, _foreign(path, marian, vocabulary, tokenizer, notes))
+    marian = _read_model(path)
+    vocabulary, tokenizer, notes = _read_tokenizer(path, marian.config)
+    model = from_marian(marian, vocabulary)
+    # Its ids are read as padding where a side has none.
+    pad = marian.config.pad_token_id
+    source_rows, target_rows = (
+        rows.where(rows >= 0, pad) for rows in (vocabulary.source_rows, vocabulary.target_rows)
+    )
+    rows = replace(vocabulary, source_rows=source_rows, target_rows=target_rows)
+    foreign = run_by_transformers(NAME, marian, tokenizer, rows)
+    if (path / "vocab.json").is_file():
+        # Its own tokenizer is compared as well.
+        foreign.translate = run_by_transformers(NAME, marian, _their_tokenizer(path)).translate
+    foreign.notes += notes
+    return Converted(model, tokenizer, foreign)
 
 
-def _check_switches(path: Path, fields: dict[str, Any]) -> None:
-    """Rejects the first setting of a config that a Vaswani model does not support."""
-    for name, expected in SWITCHES.items():
-        if fields.get(name, expected) not in (expected, None):
-            raise ValueError(f"{path} has {name} {fields[name]}, but only {expected} is supported.")
-    activation = fields.get("activation_function", MarianConfig.activation_function)
-    if activation not in ACT2FN:
-        raise ValueError(f"{path} has activation_function {activation!r}, which transformers does not know.")
-    for name in ("attention_heads", "ffn_dim"):
-        sides = [
-            fields.get(f"{side}_{name}", getattr(MarianConfig, f"{side}_{name}")) for side in ("encoder", "decoder")
-        ]
-        if sides[0] != sides[1]:
-            raise ValueError(
-                f"{path} has encoder_{name} {sides[0]} and decoder_{name} {sides[1]}, but they must be equal."
-            )
+def _their_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Loads transformers' own tokenizer of a MarianMTModel."""
+    with warnings.catch_warnings():
+        # It recommends a package that it does not use.
+        warnings.filterwarnings("ignore", message=".*sacremoses")
+        return MarianTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def _read_model(path: Path) -> MarianMTModel:
@@ -156,40 +147,35 @@ def _read_model(path: Path) -> MarianMTModel:
     return model
 
 
-def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
-    """Reads the vocabulary and the tokenizer of a folder."""
+def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
+    """Reads the vocabulary and the tokenizer of a folder, and notes about them."""
     file = path / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
-    given = (settings.get(f"{name}_token", token) for name, token in (("pad", PAD), ("eos", EOS), ("unk", UNK)))
-    # A token is a string, or an object with its content.
-    pad, eos, unk = (token["content"] if isinstance(token, dict) else str(token) for token in given)
     source_file = path / "vocab.json"
     if not source_file.exists() and (path / "tokenizer.json").is_file():
-        return _read_fast_tokenizer(path, config)
-    source, target = read_json(source_file), None
+        return *_read_fast_tokenizer(path, config), []
+    source = target = read_json(source_file)
     check_ids(source_file, source, config.vocab_size, "the embedding (vocab_size in config.json)")
     if settings.get("separate_vocabs"):
         target_file = path / "target_vocab.json"
         target = read_json(target_file)
-        check_ids(
-            target_file, target, config.decoder_vocab_size, "the target embedding (decoder_vocab_size in config.json)"
-        )
+        rows = "the target embedding (decoder_vocab_size in config.json)"
+        check_ids(target_file, target, config.decoder_vocab_size, rows)
     elif config.decoder_vocab_size != config.vocab_size:
         raise ValueError(
             f"{path / 'config.json'} has vocab_size {config.vocab_size} and decoder_vocab_size "
             f"{config.decoder_vocab_size}, but {file} does not set separate_vocabs."
         )
-    for token in (pad, eos, unk):
-        if token not in source:
-            raise ValueError(f"{source_file} does not contain the token {token}.")
-    spm, target_spm = (read_spm(path / f"{side}.spm") for side in ("source", "target"))
-    special = [pad, eos, unk]
-    vocabulary = join(source, target, spm, special, unk)
+    special = {}
+    for name, default in (("pad_token", PAD), ("eos_token", EOS), ("unk_token", UNK)):
+        token = settings.get(name, default)
+        # A token is a string, or an object with its content.
+        special[name] = token["content"] if isinstance(token, dict) else str(token)
+        if special[name] not in source:
+            raise ValueError(f"{source_file} does not contain the token {special[name]}.")
+    files = [path / f"{side}.spm" for side in ("source", "target")]
     model_max_length = settings.get("model_max_length") or config.max_position_embeddings
-    tokenizer = fast_tokenizer(vocabulary, spm, pad, eos, unk, model_max_length=model_max_length)
-    if target is not None or not _same_pieces(path):
-        tokenizer = two_sided(tokenizer, target_tokenizer(vocabulary, target_spm, special, eos, unk))
-    return vocabulary, tokenizer
+    return sentencepiece(source, target, files, special, model_max_length=model_max_length)
 
 
 def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
@@ -203,12 +189,6 @@ def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, 
     rows = torch.arange(config.vocab_size)
     tokens = [tokenizer.convert_ids_to_tokens(id_) if id_ < len(tokenizer) else "" for id_ in rows.tolist()]
     return Vocabulary(tokens, rows, rows, torch.ones_like(rows, dtype=torch.bool), NEVER), tokenizer
-
-
-def _same_pieces(path: Path) -> bool:
-    """Returns whether source and target are split into the same pieces."""
-    files = [path / f"{side}.spm" for side in ("source", "target")]
-    return not any(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes()
 
 
 @torch.no_grad()
@@ -233,14 +213,14 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
         d_ff=theirs.encoder_ffn_dim,
         num_heads=theirs.encoder_attention_heads,
         sinusoid_layout="concatenated",
-        layer_norm_eps=LAYER_NORM_EPS,
+        layer_norm_eps=MARIAN_EPS,
         attention_bias=True,
         # A bias of zeros would only prevent the faster loss.
         lm_head_bias=bool(bias.any()),
         share_embeddings=encoder.embed_tokens.weight is decoder.embed_tokens.weight and not separate,
         tie_word_embeddings=tied,
         **{name: getattr(theirs, name) for name in SAME},
-        **{name: map_ids(id_, vocabulary.target_id) for name, id_ in ids.items()},
+        **{name: _map_ids(id_, vocabulary.target_id) for name, id_ in ids.items()},
     )
     weights = {our_name(name): weight for name, weight in marian.state_dict().items() if ".layers." in name}
     weights["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(encoder.embed_tokens.weight)
@@ -254,6 +234,13 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
     return model
 
 
+def _map_ids(value: Any, to_ours: Callable[[int], int]) -> Any:
+    """Maps the ids in a setting: one id, nested lists of ids, or `None`."""
+    if isinstance(value, list):
+        return [_map_ids(item, to_ours) for item in value]
+    return to_ours(value) if isinstance(value, int) else value
+
+
 def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> GenerationConfig:
     """Converts the settings of a search, with our ids."""
     ours = copy.deepcopy(theirs)
@@ -261,60 +248,11 @@ def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> Gene
         if getattr(theirs, name, None) is not None:
             raise ValueError(f"The generation config has {name}, which is not supported: remove it.")
     for name in GENERATION_IDS:
-        setattr(ours, name, map_ids(getattr(theirs, name, None), vocabulary.target_id))
+        setattr(ours, name, _map_ids(getattr(theirs, name, None), vocabulary.target_id))
     for name, value in TRANSFORMERS_RULES.items():
         setattr(ours, name, value)
     ours._from_model_config = None
     return ours
-
-
-def _foreign(
-    path: Path,
-    marian: MarianMTModel,
-    vocabulary: Vocabulary,
-    tokenizer: PreTrainedTokenizerBase,
-    notes: list[str],
-) -> Foreign:
-    """Wraps the original model to take and return our ids."""
-    pad = marian.config.pad_token_id
-    source_rows, target_rows = (
-        rows.where(rows >= 0, pad) for rows in (vocabulary.source_rows, vocabulary.target_rows)
-    )
-
-    @torch.no_grad()
-    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
-        found = marian(
-            input_ids=source_rows[input_ids],
-            attention_mask=attention_mask,
-            decoder_input_ids=target_rows[decoder_input_ids],
-        ).logits
-        return vocabulary.logits(found)
-
-    def translate(sentences: Sequence[str]) -> list[str]:
-        if not (path / "vocab.json").is_file():
-            return _greedy(marian, tokenizer, sentences)
-        from transformers import MarianTokenizer
-
-        with warnings.catch_warnings():
-            # MarianTokenizer recommends a package that it does not use.
-            warnings.filterwarnings("ignore", message=".*sacremoses")
-            theirs = MarianTokenizer.from_pretrained(path, local_files_only=True)
-        return _greedy(marian, theirs, sentences)
-
-    try:
-        import sentencepiece  # noqa: F401
-    except ImportError:
-        return Foreign(NAME, logits, notes=notes)
-    return Foreign(NAME, logits, translate, notes)
-
-
-def _greedy(marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[str]:
-    """Translates sentences by greedy search."""
-    encoding = tokenizer(list(sentences), return_tensors="pt", padding=True, padding_side="right")
-    found = marian.generate(
-        encoding["input_ids"], attention_mask=encoding["attention_mask"], num_beams=1, early_stopping=None
-    )
-    return tokenizer.batch_decode(found, skip_special_tokens=True)
 
 
 # ---- Out ---------------------------------------------------------------------------------------------------------
@@ -336,8 +274,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
         ValueError: The model has a feature that Marian does not have.
         OSError: The folder cannot be written.
     """
-    check_quantization(quantization, QUANTIZATIONS)
-    _check_expressible(loaded.model.config)
+    check_expressible(loaded.model.config, "Marian")
     marian = to_marian(loaded.model)
     notes = _set_search(loaded.model.generation_config, marian)
     notes.append(
@@ -348,47 +285,12 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
         f"Sources and translations are limited to {marian.config.max_position_embeddings} tokens, the size of "
         "Marian's table of positions."
     )
-    folder.mkdir(parents=True, exist_ok=True)
     marian.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     saved = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
-
-    @torch.no_grad()
-    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
-        return saved(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids).logits
-
-    def translate(sentences: Sequence[str]) -> list[str]:
-        return _greedy(saved, loaded.tokenizer, sentences)
-
-    return Foreign(NAME, logits, translate, notes)
-
-
-def _check_expressible(config: VaswaniConfig) -> None:
-    """Rejects the first setting of a config that Marian does not support."""
-    for name, expected in (
-        ("norm_position", ("post",)),
-        ("position_encoding", ("sinusoidal",)),
-        ("sinusoid_layout", ("interleaved", "concatenated")),
-        ("position_offset", (0,)),
-        ("embedding_norm", (False,)),
-        ("type_vocab_size", (0,)),
-    ):
-        value = getattr(config, name)
-        if value not in expected:
-            choices = " or ".join(json.dumps(choice) for choice in expected)
-            raise ValueError(f"The model has {name} {json.dumps(value)}, but Marian supports only {choices}.")
-    for name in ("d_k", "d_v"):
-        width = getattr(config, name)
-        if width is not None and width * config.num_heads != config.d_model:
-            raise ValueError(
-                f"The model has {name} {width}, but Marian supports only d_model / num_heads = "
-                f"{config.d_model} / {config.num_heads}."
-            )
-    if abs(config.layer_norm_eps - LAYER_NORM_EPS) > 1e-3 * LAYER_NORM_EPS:
-        raise ValueError(
-            f"The model has layer_norm_eps {config.layer_norm_eps}, but Marian supports only {LAYER_NORM_EPS}: train "
-            f"the model with model.layer_norm_eps {LAYER_NORM_EPS}."
-        )
+    foreign = run_by_transformers(NAME, saved, loaded.tokenizer)
+    foreign.notes += notes
+    return foreign
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ Marian refer to the sources of Marian 1.12, and were compared with pymarian 1.12
 
 import re
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,18 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..data.tokenizer import two_sided
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .marian import EOS, MAX_LENGTH, PAD, TWO_SIDED, UNK
-from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm, target_tokenizer
-from .protocol import Converted, Foreign
+from .formats import Converted, Foreign, check_supported, fill
+from .marian import MAX_LENGTH
 from .settings import TRANSFORMERS_RULES
-from .vocabulary import Vocabulary
+from .vocabulary import EOS, MISSING, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, sentencepiece
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
 # Activations by Marian's names; that of gelu depends on the version.
-ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+ACTIVATIONS = {"swish": "silu", "relu": "relu", "gelu": "gelu"}
 # The gelu of releases up to the first of these is x * sigmoid(1.702 x), and that from the second on is x * Phi(x). The
 # developers' versions between them have either.
 SIGMOID_GELU, EXACT_GELU = (1, 12, 0), (1, 12, 31)
@@ -47,6 +44,7 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "transformer-tied-layers": ([], None),
     "transformer-train-position-embeddings": (False,),
     "transformer-postprocess-emb": ("d", ""),
+    "transformer-ffn-activation": tuple(ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "lemma-dim-emb": (0,),
@@ -54,9 +52,21 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "ulr": (False,),
     "input-types": ([], None, ["sequence"], ["sequence", "sequence"]),
 }
-# Our names of a layer's weights, with the letter or digit in Marian's names.
-ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
-FEED_FORWARD = {"fc1": "1", "fc2": "2"}
+# Marian's names of weights, translated to ours by [`our_name`]. Layers are counted from 1.
+NAMES: dict[str, Any] = {
+    r"^(encoder|decoder)_l(\d+)_": lambda found: f"model.{found[1]}.layers.{int(found[2]) - 1}.",
+    r"^(encoder|decoder)_top_ln_": r"model.\1.norm.",
+    r"(self|context)_Wo_ln_": r"\1_attn_norm.layer_norm.",
+    r"(self|context)_([Wb])([qkv])$": r"\1_attn.\3_proj.\2",
+    r"(self|context)_([Wb])o$": r"\1_attn.out_proj.\2",
+    r"context_attn": "cross_attn",
+    r"ffn_ffn_ln_": "feed_forward_norm.layer_norm.",
+    r"ffn_([Wb])([12])$": r"feed_forward.fc\2.\1",
+    r"\.(W|scale(_pre)?)$": ".weight",
+    r"\.(b|bias(_pre)?)$": ".bias",
+}
+# Matrices that Marian multiplies from the right.
+TRANSPOSED = re.compile(r"(_W[qkvo12]|^decoder_ff_logit_out_W)$")
 
 
 def recognize(path: Path) -> bool:
@@ -81,22 +91,15 @@ def load(path: Path) -> Converted:
         ImportError: The packages that read these files are not installed.
     """
     file = _find_npz(path)
-    archive = _Archive(file, _read_arrays(file))
-    options = _read_options(file, archive)
+    options, weights = _read_npz(file)
     norm_position = _check_options(file, options)
     settings, decoding = _decoding(file)
-    vocabulary, tokenizer, notes = _read_vocabulary(file, settings, decoding, archive)
+    embeddings = _embeddings(file, weights)
+    vocabulary, tokenizer, notes = _read_vocabulary(file, settings, decoding, embeddings)
     config = _config(options, _activation(file, options), norm_position, vocabulary, tokenizer)
-    weights = _weights(archive, config, vocabulary)
-    archive.check_all_used()
+    weights = _with_our_rows(weights, embeddings, config, vocabulary)
     model = VaswaniForConditionalGeneration(config).eval()
-    for name, weight in model.state_dict().items():
-        if weight.shape != weights[name].shape:
-            raise ValueError(
-                f"{file} has {name} of shape {tuple(weights[name].shape)}, but its options require "
-                f"{tuple(weight.shape)}."
-            )
-    model.load_state_dict(weights)
+    fill(model, weights, file, NAMES)
     model.generation_config = _generation_config(settings, decoding, config, tokenizer)
     return Converted(model, tokenizer, Foreign("Marian", notes=notes))
 
@@ -153,71 +156,37 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an `.npz` file."""
+def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Reads the options of a model, and its weights in float32 by Marian's names; vectors lose their first axis."""
     try:
         # numpy does not close damaged files that it has opened itself.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged or not an .npz file of numbers.") from error
-
-
-@dataclass
-class _Archive:
-    """Weights of a file, with a record of those that were used."""
-
-    path: Path
-    arrays: dict[str, np.ndarray]
-    used: set[str] = field(default_factory=set)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
-
-    def matrix(self, name: str) -> torch.Tensor:
-        """Returns a weight in float32."""
-        if name not in self.arrays:
-            raise ValueError(f"{self.path} has no {name}.")
-        self.used.add(name)
-        if self.arrays[name].dtype not in (np.float32, np.float16, np.float64):
-            raise ValueError(f"{self.path} has {name} in {self.arrays[name].dtype}, but only floats are supported.")
-        return torch.from_numpy(self.arrays[name].astype(np.float32))
-
-    def vector(self, name: str) -> torch.Tensor:
-        """Returns a weight of shape `(1, size)` as one of shape `(size,)`."""
-        return self.matrix(name).flatten()
-
-    def check_all_used(self) -> None:
-        """Rejects the first weight that a Vaswani model has no place for."""
-        unused = sorted(name for name in self.arrays.keys() - self.used if not name.startswith("special:"))
-        if unused:
-            raise ValueError(f"{self.path} has {unused[0]}, which a Vaswani model with its options does not have.")
-
-
-def _read_options(path: Path, archive: _Archive) -> dict[str, Any]:
-    """Reads the options of the model."""
-    if OPTIONS not in archive:
+    if OPTIONS not in arrays:
         raise ValueError(f"{path} has no {OPTIONS}, the options of the model.")
-    text = archive.arrays[OPTIONS].tobytes().rstrip(b"\0").decode("utf-8", "replace")
-    return _parse_yaml(Path(f"{path}, {OPTIONS}"), text)
+    text = arrays[OPTIONS].tobytes().rstrip(b"\0").decode("utf-8", "replace")
+    weights = {}
+    for name, array in arrays.items():
+        if name.startswith("special:"):
+            continue
+        if array.dtype not in (np.float32, np.float16, np.float64):
+            raise ValueError(f"{path} has {name} in {array.dtype}, but only floats are supported.")
+        weight = torch.from_numpy(array.astype(np.float32))
+        weight = weight.flatten() if len(weight) == 1 else weight
+        weights[name] = weight.T if TRANSPOSED.search(name) else weight
+    return _parse_yaml(Path(f"{path}, {OPTIONS}"), text), weights
 
 
 def _check_options(path: Path, options: dict[str, Any]) -> str:
     """Rejects the first option that a Vaswani model does not support; returns the norm position."""
-    for name, allowed in SWITCHES.items():
-        value = options.get(name, allowed[0])
-        if value not in allowed:
-            raise ValueError(f"{path} has {name} {value!r}, but only {allowed[0]!r} is supported.")
+    check_supported(options, SWITCHES, path)
     d_ff, decoder_d_ff = options.get("transformer-dim-ffn"), options.get("transformer-decoder-dim-ffn", 0)
     if decoder_d_ff not in (0, d_ff):
         raise ValueError(
             f"{path} has transformer-dim-ffn {d_ff} and transformer-decoder-dim-ffn {decoder_d_ff}, but they must be "
             "equal."
-        )
-    activation = options.get("transformer-ffn-activation", "swish")
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"{path} has transformer-ffn-activation {activation!r}, but only {', '.join(ACTIVATIONS)} are supported."
         )
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     norms = tuple(options.get(name, default) or "" for name, default in zip(names, ("", "dan", ""), strict=True))
@@ -266,7 +235,7 @@ def _decoding(file: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read_vocabulary(
-    file: Path, settings: Path, decoding: dict[str, Any], archive: _Archive
+    file: Path, settings: Path, decoding: dict[str, Any], embeddings: list[tuple[str, torch.Tensor]]
 ) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
     """Reads the joint vocabulary, its tokenizer, and notes about it."""
     folder = file.parent
@@ -282,34 +251,21 @@ def _read_vocabulary(
             )
     if len(found) > 2:
         raise ValueError(f"{settings} names {len(found)} vocabularies, but there must be 1 or 2.")
-    paths = {"source": found[0], "target": found[-1]}
-    ids, spm_paths = {}, {}
-    for side, path in paths.items():
-        if path.suffix == ".spm":
-            ids[side] = {piece.piece: id_ for id_, piece in enumerate(read_spm(path).pieces)}
-            spm_paths[side] = path
-        else:
-            ids[side] = _read_ids(path)
-            spm_paths[side] = folder / f"{side}.spm"
-        name = _embedding(archive, "encoder" if side == "source" else "decoder")
-        check_ids(path, ids[side], len(archive.matrix(name)), name)
+    ids, files = [], []
+    for path, side, (name, matrix) in zip([found[0], found[-1]], ("source", "target"), embeddings, strict=True):
+        is_spm = path.suffix == ".spm"
+        files.append(path if is_spm else folder / f"{side}.spm")
+        of_side = {piece.piece: id_ for id_, piece in enumerate(read_spm(path).pieces)} if is_spm else _read_ids(path)
+        check_ids(path, of_side, len(matrix), name)
         for token in (EOS, UNK):
-            if token not in ids[side]:
+            if token not in of_side:
                 raise ValueError(f"{path} does not contain the token {token}.")
-        if PAD in ids[side]:
+        if PAD in of_side:
             raise ValueError(f"{path} contains {PAD}, which the conversion adds as the decoder's start token.")
-    # Marian's decoder starts with a vector of zeros, and its padding is masked: here, a new token serves as both.
-    for vocabulary_ids in ids.values():
-        vocabulary_ids[PAD] = len(vocabulary_ids)
-    spm, special = read_spm(spm_paths["source"]), [EOS, UNK, PAD]
-    same_pieces = spm_paths["source"].read_bytes() == spm_paths["target"].read_bytes()
-    target = None if ids["source"] == ids["target"] else ids["target"]
-    vocabulary = join(ids["source"], target, spm, special, UNK)
-    tokenizer = fast_tokenizer(vocabulary, spm, pad=PAD, eos=EOS, unk=UNK, model_max_length=MAX_LENGTH)
-    if same_pieces and target is None:
-        return vocabulary, tokenizer, []
-    of_target = target_tokenizer(vocabulary, read_spm(spm_paths["target"]), special, EOS, UNK)
-    return vocabulary, two_sided(tokenizer, of_target), [TWO_SIDED]
+        # Marian's decoder starts with a vector of zeros, and its padding is masked: a new token serves as both.
+        ids.append(of_side | {PAD: len(of_side)})
+    special = {"eos_token": EOS, "unk_token": UNK, "pad_token": PAD}
+    return sentencepiece(ids[0], ids[1], files, special, model_max_length=MAX_LENGTH)
 
 
 def _read_ids(path: Path) -> dict[str, int]:
@@ -365,65 +321,41 @@ def _config(
     )
 
 
-def _embedding(archive: _Archive, side: str) -> str:
-    """Returns the name of a side's embeddings."""
-    return f"{side}_Wemb" if f"{side}_Wemb" in archive else "Wemb"
+def _embeddings(file: Path, weights: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Returns the embeddings of source and target with their names, which may be the same."""
+    names = [f"{side}_Wemb" if f"{side}_Wemb" in weights else "Wemb" for side in ("encoder", "decoder")]
+    for name in names:
+        if name not in weights:
+            raise ValueError(f"{file} has no {name}.")
+    return [(name, weights[name]) for name in names]
 
 
-def _weights(archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
-    """Returns all weights by our names, and sets in the config which matrices are shared."""
-    suffix = "_pre" if config.norm_position == "pre" else ""
-    weights: dict[str, torch.Tensor] = {}
-
-    def put_linear(ours: str, theirs: str, which: str) -> None:
-        weights[f"{ours}.weight"] = archive.matrix(f"{theirs}_W{which}").T
-        weights[f"{ours}.bias"] = archive.vector(f"{theirs}_b{which}")
-
-    def put_norm(ours: str, theirs: str, suffix: str) -> None:
-        weights[f"{ours}.weight"] = archive.vector(f"{theirs}_ln_scale{suffix}")
-        weights[f"{ours}.bias"] = archive.vector(f"{theirs}_ln_bias{suffix}")
-
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        for i in range(layers):
-            ours, theirs = f"model.{side}.layers.{i}", f"{side}_l{i + 1}"
-            for kind in ("self", "context") if side == "decoder" else ("self",):
-                attention = f"{ours}.{'cross' if kind == 'context' else kind}_attn"
-                for name, letter in ATTENTION.items():
-                    put_linear(f"{attention}.{name}", f"{theirs}_{kind}", letter)
-                put_norm(f"{attention}_norm.layer_norm", f"{theirs}_{kind}_Wo", suffix)
-            for name, digit in FEED_FORWARD.items():
-                put_linear(f"{ours}.feed_forward.{name}", f"{theirs}_ffn", digit)
-            put_norm(f"{ours}.feed_forward_norm.layer_norm", f"{theirs}_ffn_ffn", suffix)
-        if config.norm_position == "pre":
-            put_norm(f"model.{side}.norm", f"{side}_top", "")
-    _put_embeddings(weights, archive, config, vocabulary)
-    return weights
-
-
-def _put_embeddings(
-    weights: dict[str, torch.Tensor], archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary
-) -> None:
-    """Adds the embeddings, and the matrix and bias of the output."""
-    source, target = (_embedding(archive, side) for side in ("encoder", "decoder"))
-    output = archive.matrix(target)
-    tied = True
-    for name, is_transposed in (("decoder_ff_logit_out_W", True), ("decoder_ff_logit_out_Wt", False)):
-        if name in archive:
-            output, tied = archive.matrix(name).T if is_transposed else archive.matrix(name), False
-    bias = output.new_zeros(len(output))
-    if "decoder_ff_logit_out_b" in archive:
-        bias = archive.vector("decoder_ff_logit_out_b")
+def _with_our_rows(
+    weights: dict[str, torch.Tensor],
+    embeddings: list[tuple[str, torch.Tensor]],
+    config: VaswaniConfig,
+    vocabulary: Vocabulary,
+) -> dict[str, torch.Tensor]:
+    """Returns all weights, those with a row for each token by our names, and sets in the config which are shared."""
+    (source_name, source), (target_name, target) = embeddings
+    outputs = [name for name in ("decoder_ff_logit_out_W", "decoder_ff_logit_out_Wt") if name in weights]
+    output = weights[outputs[0]] if outputs else target
+    bias = weights.get("decoder_ff_logit_out_b", output.new_zeros(len(output)))
+    known = {source_name, target_name, "decoder_ff_logit_out_b", *outputs}
+    found = {name: weight for name, weight in weights.items() if name not in known}
 
     def with_pad(matrix: torch.Tensor) -> torch.Tensor:
         return pad(matrix, (0, 0, 0, 1))
 
-    weights["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(with_pad(archive.matrix(source)))
-    weights["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(with_pad(archive.matrix(target)))
-    weights["lm_head.weight"] = vocabulary.target_matrix(with_pad(output))
+    found["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(with_pad(source))
+    found["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(with_pad(target))
+    found["lm_head.weight"] = vocabulary.target_matrix(with_pad(output))
     # Marian's softmax does not include padding.
-    weights["lm_head.bias"] = vocabulary.output_bias(pad(bias, (0, 1), value=NEVER))
-    config.tie_word_embeddings = tied
-    config.share_embeddings = tied and source == target and torch.equal(vocabulary.source_rows, vocabulary.target_rows)
+    found["lm_head.bias"] = vocabulary.output_bias(pad(bias, (0, 1), value=NEVER))
+    config.tie_word_embeddings = not outputs
+    same_rows = torch.equal(vocabulary.source_rows, vocabulary.target_rows)
+    config.share_embeddings = not outputs and source_name == target_name and same_rows
+    return found
 
 
 def _generation_config(

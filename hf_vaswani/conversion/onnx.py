@@ -23,7 +23,7 @@ from ..data.tokenizer import TOKENIZER_FILES
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.loading import quiet
-from .protocol import Foreign, Loaded, Logits, check_quantization
+from .formats import Foreign, Loaded, Logits, check_expressible
 
 with extra("convert"):
     import onnxruntime
@@ -154,15 +154,14 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
 
     Args:
         loaded ([`Loaded`]): the model.
-        folder (`Path`): folder to write; created if it does not exist.
+        folder (`Path`): folder to write.
         quantization (`str`, *optional*): must be `None`.
 
     Returns:
         [`Foreign`]: the model as read back from the folder.
     """
-    check_quantization(quantization, QUANTIZATIONS)
     model = loaded.model
-    folder.mkdir(parents=True, exist_ok=True)
+    check_expressible(model.config, "ONNX")
     # For the exporter, sizes are dynamic only if they differ from each other, and from 0 and 1.
     batch, source, past, target = 2, 7, 3, 4
     mask = torch.ones(batch, source, dtype=torch.long)

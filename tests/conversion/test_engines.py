@@ -22,7 +22,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.conversion import engines
 from hf_vaswani.conversion.engines import EngineOptions, cached_conversion, choose_engine
-from hf_vaswani.conversion.protocol import Loaded
+from hf_vaswani.conversion.formats import Loaded
 from hf_vaswani.files import read_json
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.lines import LineTranslator
@@ -451,17 +451,6 @@ def test_ctranslate2_computes_on_the_device_of_the_model(tmp_path, monkeypatch, 
     # Torch has the device, and is as fast there.
     is_on_gpu = choose_engine(EngineOptions("auto"), [model], tokenizer, tmp_path) is not None
     assert is_on_gpu == (expected[0] == "cuda")
-
-
-def test_what_fails_leaves_nothing(tmp_path, caplog) -> None:
-    folder = saved(tmp_path / "model", activation_function="mish")
-    with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only"):
-        translated(folder, [], "ctranslate2")
-    model, tokenizer = load_translator(folder)
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
-    assert "Engine: torch. The model has activation_function 'mish'" in caplog.text
-    assert not kept(folder).exists()
 
 
 def convert_slowly(folder: Path, log: Path) -> None:

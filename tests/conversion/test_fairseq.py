@@ -92,7 +92,7 @@ def test_translations_are_the_same_greedily_and_with_beams(tmp_path, tied) -> No
         translations = came.tokenizer.batch_decode(found, skip_special_tokens=True)
         assert translations == came.tokenizer.batch_decode(expected, skip_special_tokens=True)
         assert len({len(line.split()) for line in translations}) > 2
-    greedy = came.model.generate(**batch, num_beams=1, early_stopping=False)
+    greedy = came.model.generate(**batch, num_beams=1, early_stopping=False, max_new_tokens=201)
     assert came.foreign.translate(text) == came.tokenizer.batch_decode(greedy, skip_special_tokens=True)
 
 
@@ -194,7 +194,7 @@ def test_the_nested_settings_of_newer_versions_and_half_precision(tmp_path) -> N
     assert_close(logits_of(came.model, batch), logits_of(fsmt, batch))
     nested["quant_noise"]["scalar"] = 0.1
     write_folder(tmp_path, state, cfg, word_list(29), word_list(29), cfg=True)
-    with pytest.raises(ValueError, match=r"quant_noise_scalar is 0\.1"):
+    with pytest.raises(ValueError, match=r"quant_noise_scalar 0\.1"):
         load(tmp_path)
 
 
@@ -268,64 +268,3 @@ def test_a_truncated_file_is_rejected(tmp_path, kept, zipped) -> None:
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ValueError, match=r"checkpoint_best\.pt is damaged"):
         load(folder)
-
-
-def test_other_files_are_rejected(tmp_path) -> None:
-    folder, _ = simple_folder(tmp_path)
-    file = folder / "checkpoint_best.pt"
-    for content, words in (
-        ([1, 2], '"model"'),
-        ({"args": Namespace()}, '"model"'),
-        ({"model": {"encoder.layers": 3}}, r"encoder\.layers is a int, but must be a tensor"),
-        ({"model": {}, "args": None}, '"args"'),
-        ({"model": {}, "args": {"arch": "fconv"}}, "arch is 'fconv'.*transformer_iwslt_de_en"),
-        ({"model": {}, "cfg": {"model": {"_name": "lightconv"}}}, "arch is 'lightconv'"),
-        ({"model": {}, "args": args_of()}, r"no matrix decoder\.embed_tokens\.weight"),
-        ({"model": {}, "args": args_of(share_all_embeddings=False)}, r"no decoder\.output_projection\.weight"),
-    ):
-        torch.save(content, file)
-        with pytest.raises(ValueError, match=words):
-            load(folder)
-    file.write_text("a text", encoding="utf-8")
-    with pytest.raises(ValueError, match="is damaged or was not written by torch.save"):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"layernorm_embedding": True}, ["layernorm_embedding", "True"]),
-        ({"quant_noise_pq": 0.2}, ["quant_noise_pq", "0.2"]),
-        ({"encoder_layers_to_keep": "0,1"}, ["encoder_layers_to_keep", "0,1"]),
-        ({"decoder_attention_heads": 4}, ["encoder_attention_heads is 3", "decoder_attention_heads 4"]),
-        ({"decoder_normalize_before": True}, ["encoder_normalize_before is False", "decoder_normalize_before True"]),
-        ({"decoder_output_dim": 6}, ["decoder_output_dim is 6", "12"]),
-        ({"activation_fn": "relu_squared"}, ["relu_squared", "gelu_accurate"]),
-        ({"decoder_layers": 6}, ["decoder_layers is 6", "1 in the weights"]),
-        (
-            {"encoder_embed_dim": 16, "decoder_embed_dim": 16, "decoder_output_dim": 16},
-            ["encoder_embed_dim is 16", "12"],
-        ),
-    ],
-)
-def test_unsupported_settings_are_named(tmp_path, settings, words) -> None:
-    with pytest.raises(ValueError) as error:
-        load(simple_folder(tmp_path, **settings)[0])
-    assert all(word in str(error.value) for word in [*words, "checkpoint_best.pt"]), str(error.value)
-
-
-def test_unexpected_missing_and_misshapen_weights_are_named(tmp_path) -> None:
-    folder, model = simple_folder(tmp_path)
-    state, symbols = fairseq_state(model), word_list(29)
-    for change, words in (
-        ({"encoder.layernorm_embedding.weight": torch.ones(12)}, r"encoder\.layernorm_embedding\.weight has no place"),
-        (
-            {"encoder.layers.1.fc2.bias": torch.ones(3)},
-            r"encoder\.layers\.1\.fc2\.bias has the shape \(3,\), but the model requires \(12,\)",
-        ),
-        ({"encoder.layer_norm.weight": torch.ones(12)}, r"encoder\.layer_norm\.weight has no place"),
-        ({"encoder.layers.0.self_attn.q_proj.bias": None}, r"no weight for .*self_attn\.q_proj\.bias"),
-    ):
-        changed = {name: weight for name, weight in (state | change).items() if weight is not None}
-        with pytest.raises(ValueError, match=words):
-            load(write_folder(folder, changed, args_of(), symbols, symbols))

@@ -22,7 +22,6 @@ from .marian_folders import (
     sentences,
     write_npz,
 )
-from .unsafe_pickle import MakesFolder
 
 
 def marian_logits(options: dict[str, object], weights: dict[str, np.ndarray], source: list[int], target: list[int]):
@@ -231,64 +230,3 @@ def test_decoder_yml_sets_the_search(spms, tmp_path) -> None:
     assert settings.suppress_tokens == [1]
     found = model.generate(torch.tensor([[5, 6, 7, 0]]), max_length=10)
     assert not torch.isin(found[:, 1:], torch.tensor([1])).any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"type": "s2s"}, "type 's2s'"),
-        ({"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg 'rnn'"),
-        ({"transformer-train-position-embeddings": True}, "transformer-train-position-embeddings True"),
-        ({"transformer-tied-layers": [1, 1]}, r"transformer-tied-layers \[1, 1\]"),
-        ({"transformer-postprocess-emb": "nd"}, "transformer-postprocess-emb 'nd'"),
-        ({"transformer-ffn-depth": 3}, "transformer-ffn-depth 3"),
-        ({"transformer-decoder-dim-ffn": 8}, "transformer-dim-ffn 40 and transformer-decoder-dim-ffn 8"),
-        ({"transformer-ffn-activation": "tanh"}, "transformer-ffn-activation 'tanh'"),
-        ({"transformer-preprocess": "d"}, "transformer-preprocess 'd'"),
-        ({"right-left": True}, "right-left True"),
-        ({"lemma-dim-emb": 16}, "lemma-dim-emb 16"),
-        ({"enc-depth": 1}, "has encoder_l2_"),
-        ({"enc-depth": 3}, "has no encoder_l3_self_Wq"),
-        ({"transformer-dim-ffn": 41}, "40.*41"),
-    ],
-)
-def test_unsupported_options_are_rejected(changes, message, spms, tmp_path) -> None:
-    _, weights, _, _ = npz_folder(tmp_path, spms)
-    write_npz(tmp_path, OPTIONS | changes, weights)
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path)
-
-
-def test_damaged_files_are_rejected(spms, tmp_path) -> None:
-    options, weights, vocab, _ = npz_folder(tmp_path, spms)
-    file, list_ = tmp_path / "model.npz", tmp_path / "vocab0.yml"
-    content, ids = file.read_bytes(), list_.read_text("utf-8")
-
-    def refused(message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            load(tmp_path)
-        file.write_bytes(content)
-        list_.write_text(ids, encoding="utf-8")
-
-    list_.write_text(ids + "more: 999\n", encoding="utf-8")
-    refused(f"vocab0.yml has {len(vocab) + 1} entries, but Wemb has {len(vocab)} rows")
-    list_.write_text("a: [", encoding="utf-8")
-    refused("vocab0.yml is not valid YAML")
-    list_.write_text("a: x", encoding="utf-8")
-    refused("has 'x' as the id of 'a', but it must be a whole number")
-    list_.unlink()
-    refused("vocab0.yml, the vocabulary, is missing")
-    file.write_bytes(content[:-2000])
-    refused("model.npz is damaged or not an .npz file")
-    write_npz(tmp_path, options, {**weights, "Wemb": np.array([MakesFolder(tmp_path / "opened")], dtype=object)})
-    refused("model.npz is damaged or not an .npz file")
-    assert not (tmp_path / "opened").exists()
-    write_npz(tmp_path, options, {**weights, "Wemb": weights["Wemb"].astype(np.int8)})
-    refused("Wemb in int8")
-    np.savez(file, **weights)
-    refused("has no special:model.yml")
-    (tmp_path / "source.spm").unlink()
-    refused("source.spm, the SentencePiece model, is missing")
-    assert not recognize(tmp_path / "vocab0.yml")
-    (tmp_path / "decoder.yml").write_text("models: [a.npz, b.npz]")
-    refused("names 2 models, but only 1")

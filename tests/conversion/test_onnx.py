@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from hf_vaswani.conversion.protocol import Loaded
+from hf_vaswani.conversion.formats import Loaded
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.translation.loading import load_translator
 
@@ -42,6 +42,7 @@ def converted(request, tmp_path_factory):
     train_tokenizer([" ".join(WORDS)], len(WORDS) + 4, kind="words").save_pretrained(folder / "ours")
     with redirect_stdout(io.StringIO()) as said:
         loaded = Loaded(*load_translator(folder / "ours", torch.float32), folder / "ours")
+        (folder / "onnx").mkdir()
         foreign = save(loaded, folder / "onnx")
     # The exporters' own reports are suppressed.
     assert said.getvalue() == ""

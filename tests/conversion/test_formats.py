@@ -15,7 +15,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.conversion import marian
 from hf_vaswani.conversion.convert import largest_difference
 from hf_vaswani.conversion.engines import pipeline_engine
-from hf_vaswani.conversion.protocol import Loaded, Logits
+from hf_vaswani.conversion.formats import FIELDS, Loaded, Logits, check_expressible, model_type
 from hf_vaswani.translation.alignment import attention_to_source
 from hf_vaswani.translation.loading import load_translator
 from hf_vaswani.visualization.explorer import explore
@@ -132,13 +132,37 @@ def without_padding(rows: torch.Tensor, case: Case) -> list[list[int]]:
     return found
 
 
-def test_every_field_is_a_switch_and_none_has_its_default() -> None:
-    assert inspect.get_annotations(VaswaniConfig).keys() == NO_SWITCHES | {
-        name for switch in SWITCHES.values() for name in switch
-    }
+def test_every_field_has_a_row_for_the_targets_and_is_a_switch_here() -> None:
+    fields = inspect.get_annotations(VaswaniConfig).keys()
+    assert fields == FIELDS.keys() == NO_SWITCHES | {name for switch in SWITCHES.values() for name in switch}
     default = VaswaniConfig()
     for switch in SWITCHES.values():
         assert all(getattr(default, name) != value for name, value in switch.items()), switch
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "message"),
+    [
+        ("Marian", {"norm_position": "pre"}, 'norm_position "pre", but Marian supports only "post".'),
+        ("Marian", {"d_k": 5}, "d_k 5, but Marian supports only d_model / num_heads = 512 / 8."),
+        ("Marian", {"layer_norm_eps": 1e-6}, "only 1e-05: train the model with model.layer_norm_eps 1e-05."),
+        (
+            "CTranslate2",
+            {"activation_function": "mish"},
+            'activation_function "mish", but CTranslate2 supports only "r',
+        ),
+    ],
+)
+def test_a_refusal_names_the_field_and_what_is_supported(target, fields, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_expressible(VaswaniConfig(**{"layer_norm_eps": 1e-5} | fields), target)
+
+
+def test_the_model_type_is_that_of_config_json(tmp_path) -> None:
+    assert model_type(tmp_path) is None
+    for content, expected in (('{"model_type": "marian"}', "marian"), ("{}", None)):
+        (tmp_path / "config.json").write_text(content)
+        assert model_type(tmp_path) == expected
 
 
 def test_a_folder_has_the_whole_model(case) -> None:
