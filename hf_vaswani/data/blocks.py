@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
-from .encoding import EncodedRows, id_lists, list_lengths
+from .encoding import EncodedRows, cached, id_lists, list_lengths
 from .objectives import BlockText, Objective, as_table
 from .tokenizer import backend
 from .windows import ENCODE_BATCH, Window, WindowText
@@ -22,7 +22,6 @@ from .windows import ENCODE_BATCH, Window, WindowText
 with extra("train"):
     import datasets
     from datasets import Dataset
-    from datasets.fingerprint import Hasher
 
 
 ENCODED_LINES = datasets.Features(
@@ -63,26 +62,13 @@ def encode_lines(texts: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: i
     """
     plain = plain_tokenizer(tokenizer)
 
-    def encode(rows: pa.Table) -> pa.Table:
+    def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
         # Another process receives the tokenizer without it.
         plain.encode_special_tokens = True
         ids = id_lists(rows["text"].to_pylist(), plain, add_special_tokens=False)
         return pa.table({"ids": ids, "document": rows["document"].cast(pa.string())})
 
-    return (
-        texts.with_format("arrow")
-        .map(
-            encode,
-            batched=True,
-            remove_columns=texts.column_names,
-            features=ENCODED_LINES,
-            num_proc=num_proc,
-            # Using a fast tokenizer changes its pickle, with which `datasets` would not find the cache again.
-            new_fingerprint=Hasher.hash([texts._fingerprint, plain.to_str()]),
-            desc="Encoding",
-        )
-        .with_format(None)
-    )
+    return cached(texts, encode, ENCODED_LINES, [plain.to_str()], num_proc)
 
 
 def plain_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -61,16 +61,42 @@ def encode_pairs(
 
     backends = [backend(tokenizer, is_target).to_str() for is_target in (False, True)]
     settings = [*backends, tokenizer.split_special_tokens, source_prefix, first_number]
+    return cached(pairs, encode, ENCODED, settings, num_proc)
+
+
+def cached(
+    rows: Dataset,
+    encode: Callable[[pa.Table, list[int]], pa.Table],
+    features: datasets.Features,
+    settings: Sequence[Any],
+    num_proc: int | None,
+) -> Dataset:
+    """
+    Encodes a dataset in parts, cached on disk.
+
+    Args:
+        rows (`Dataset`): the text.
+        encode (`Callable`): encodes a part of it, which comes with the places of its rows.
+        features (`datasets.Features`): columns of the result.
+        settings (`Sequence[Any]`): what the result depends on besides the text. The tokenizer itself would not do:
+            using a fast one changes its pickle, with which `datasets` would not find the cache again.
+        num_proc (`int`, *optional*): number of processes; by default one, with the tokenizer's threads.
+
+    Returns:
+        `Dataset` with these columns.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
     try:
-        encoded = pairs.with_format("arrow").map(
+        encoded = rows.with_format("arrow").map(
             encode,
             batched=True,
             with_indices=True,
-            remove_columns=pairs.column_names,
-            features=ENCODED,
+            remove_columns=rows.column_names,
+            features=features,
             num_proc=num_proc,
-            # Using a fast tokenizer changes its pickle, with which `datasets` would not find the cache again.
-            new_fingerprint=Hasher.hash([pairs._fingerprint, *settings]),
+            new_fingerprint=Hasher.hash([rows._fingerprint, *settings]),
             desc="Encoding",
         )
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
 from .blocks import plain_tokenizer
-from .encoding import EncodedRows, as_lists, pair_lengths
+from .encoding import EncodedRows, as_lists, cached, pair_lengths
 from .objectives import SPACES
 from .reading import Source
 from .task_data import EvaluationSet, TaskData, TrainingRows
@@ -22,7 +22,6 @@ from .tokenizer import put_special_tokens
 with extra("train"):
     import datasets
     from datasets import Dataset, concatenate_datasets
-    from datasets.fingerprint import Hasher
 
 logger = logging.getLogger(__name__)
 
@@ -189,18 +188,10 @@ def encode_labelled(
     plain, lists = plain_tokenizer(tokenizer), ["source_ids", "target_ids", *_segments(tokenizer)]
     if longest is not None:
         plain.enable_truncation(longest)
+    encode = _LabelEncoder(plain, lists, {name: i for i, name in enumerate(labels)}, where, first_number)
     numbers = datasets.List(datasets.Value("int32"))
-    encoded = rows.with_format("arrow").map(
-        _LabelEncoder(plain, lists, {name: i for i, name in enumerate(labels)}, where, first_number),
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.column_names,
-        features=datasets.Features({"number": datasets.Value("int64")} | dict.fromkeys(lists, numbers)),
-        num_proc=num_proc,
-        new_fingerprint=Hasher.hash([rows._fingerprint, plain.to_str(), lists, list(labels), first_number]),
-        desc="Encoding",
-    )
-    return encoded.with_format(None)
+    features = datasets.Features({"number": datasets.Value("int64")} | dict.fromkeys(lists, numbers))
+    return cached(rows, encode, features, [plain.to_str(), lists, list(labels), first_number], num_proc)
 
 
 @dataclass

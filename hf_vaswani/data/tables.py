@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,17 +94,6 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
         raise ValueError(f"{' and '.join(map(public, names))} cannot be read: {said}") from error
 
 
-def existing(path: Path) -> Path:
-    """Returns a path unchanged; raises a `ValueError` or `FileNotFoundError` unless it leads to a file."""
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, but a text file is expected: name one of its files.")
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {str(path)!r}.")
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} is a device or a pipe, but a text file is expected.")
-    return path
-
-
 def _aligned_lines(paths: tuple[str, str], stamps: tuple[Stamp, ...], names: tuple[str, str] = SIDES) -> Iterator[Row]:
     """Pairs the lines of two files. `stamps` are their sizes and times, which keep a changed file out of the cache."""
     sides, called = [text_lines(path) for path in paths], public(paths)
@@ -162,7 +151,13 @@ def place_of(name: str | Path) -> tuple[str, Stamp]:
     """
     if is_url(name):
         return str(name), (remote_size(str(name)), 0)
-    path = existing(Path(name))
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, but a text file is expected: name one of its files.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is a device or a pipe, but a text file is expected.")
     stat = path.stat()
     return str(path.resolve()), (stat.st_size, stat.st_mtime_ns)
 
@@ -423,9 +418,11 @@ def text_columns(
     """Renames columns of a dataset, or the values of its `translation`, to what they hold, and checks them."""
     known = rows.column_names or list(next(iter(rows), {}))
     names = _names(known, languages, columns, where)
-    if isinstance(rows, IterableDataset):
+    # Labels are read by the names of their classes, and a stream is checked as it comes.
+    if isinstance(rows, IterableDataset) or not {"label", "tags"}.isdisjoint(names):
+        features = rows.features
         return rows.map(
-            lambda row, index: _text_fields(row, names, f"{where}: row {index + 1}"),
+            lambda row, index: _text_fields(row, names, f"{where}: row {index + 1}", features),
             with_indices=True,
             remove_columns=known,
             features=text_features(names),
@@ -436,8 +433,6 @@ def text_columns(
         advice = "The keys of `translation` are language codes."
         _check_columns(rows.column_names, list(names.values()), where, advice)
     rows = rows.select_columns(list(names.values())).rename_columns({column: name for name, column in names.items()})
-    if tuple(names) in (LABELLED, LABELLED_PAIR, TAGGED):
-        return _labelled_columns(rows, where)
     for name in names:
         kind = getattr(rows.features[name], "dtype", rows.features[name])
         if kind not in TEXT:
@@ -453,58 +448,39 @@ def text_columns(
     return rows
 
 
-def _labelled_columns(rows: Dataset, where: str) -> Dataset:
-    """Converts the columns of labelled text: a dataset has names for its classes, and lists of words."""
-    features = rows.features
-
-    def converted(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        names = {name: name for name in batch}
-        found = [
-            _text_fields(dict(zip(batch, values, strict=True)), names, f"{where}: row {index + 1}", features)
-            for index, *values in zip(indices, *batch.values(), strict=True)
-        ]
-        return {name: [row[name] for row in found] for name in batch}
-
-    return rows.map(converted, batched=True, with_indices=True, features=text_features(features))
-
-
 def _is_nested(known: Iterable[str], names: dict[str, str]) -> bool:
     """Returns whether the text of a row is in its `translation`."""
     return "translation" in known and tuple(names) == SIDES and "translation" not in names.values()
 
 
-def _text_fields(row: dict[str, Any], names: dict[str, str], where: str, features: Any = None) -> Row:
+def _text_fields(row: Mapping[str, Any], names: dict[str, str], where: str, features: Any = None) -> Row:
     """Checks and renames the fields of a row; `features` are those of its columns, for the names of classes."""
     texts, found = row["translation"] if _is_nested(row, names) else row, dict[str, Any]()
-    if not isinstance(texts, dict):
+    if not isinstance(texts, Mapping):
         texts = {}
     for name, column in names.items():
         value = texts.get(column)
         if value is None:
             raise ValueError(f"{where} has no {CALLED.get(name, name)} ({column!r}).")
-        field = _field(name, value, where, features[column] if features else None)
+        field = _field(name, value, where, features.get(column) if features else None)
         found[name] = without_mark(field) if isinstance(field, str) else field
     return found
 
 
 def _field(name: str, value: Any, where: str, feature: Any = None) -> Any:
     """Returns a value as the column of this name holds it: text, or a list of words; refuses others."""
-    field = _read(name, value, feature)
+    field: Any = value if isinstance(value, str) else None
+    if name in LISTS and isinstance(value, list):
+        words = [_label(word, getattr(feature, "feature", None)) for word in value]
+        field = None if None in words else words
+    elif name in LISTS and isinstance(value, str):
+        field = value.split()
+    elif name == "label":
+        field = _label(value, feature)
     if field is None:
         expected = "a list, or words with spaces between them" if name in LISTS else EXPECTED.get(name, "text")
         raise ValueError(f"{where} has {shown(value)} for its {CALLED.get(name, name)}, which must be {expected}.")
     return field
-
-
-def _read(name: str, value: Any, feature: Any) -> Any:
-    if name in LISTS:
-        if isinstance(value, list):
-            words = [_label(word, getattr(feature, "feature", None)) for word in value]
-            return None if None in words else words
-        return value.split() if isinstance(value, str) else None
-    if name == "label":
-        return _label(value, feature)
-    return value if isinstance(value, str) else None
 
 
 def _label(value: Any, feature: Any) -> str | None:

@@ -8,7 +8,7 @@ be encoded and decoded without loss. All kinds have the same four special tokens
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,18 +88,10 @@ def train_tokenizer(
         ValueError: `vocab_size` is too small for the special tokens and the bytes or characters of the text, or a
             sentence has an unpaired UTF-16 surrogate.
     """
-    build = {
-        "bpe": _bpe,
-        "unigram": _unigram,
-        "wordpiece": _wordpiece,
-        "words": _words,
-        "characters": _characters,
-        "bytes": _bytes,
-    }
     tags = [*map(language_tag, languages), *prefixes]
-    tokenizer, trainer = build[kind](max(1, vocab_size - len(tags)))
-    too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
+    tokenizer, trainer = KINDS[kind](max(1, vocab_size - len(tags)))
     if trainer is not None:
+        too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
         try:
             tokenizer.train_from_iterator(sentences, trainer)
         except UnicodeEncodeError as error:
@@ -114,18 +106,16 @@ def train_tokenizer(
         if vocab_size < least:
             raise ValueError(f"{too_small}, which needs at least {least} entries.")
     if kind == "unigram":
-        _settle(tokenizer)
-    wrapped = _wrapped(tokenizer)
-    add_tags(wrapped, tags)
-    return wrapped
+        _make_deterministic(tokenizer)
+    return _wrapped(tokenizer, tags)
 
 
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Wraps a tokenizer for transformers, and makes it put `</s>` after each sentence."""
+def _wrapped(tokenizer: Tokenizer, tags: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Wraps a tokenizer for transformers, makes it put `</s>` after each sentence, and adds tags."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
-    return PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
@@ -135,6 +125,8 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         # A "</s>" in the text of a sentence does not end it.
         split_special_tokens=True,
     )
+    add_tags(wrapped, tags)
+    return wrapped
 
 
 def language_tag(language: str) -> str:
@@ -303,6 +295,16 @@ def _bytes(_: int) -> Untrained:
     return tokenizer, None
 
 
+KINDS: dict[str, Callable[[int], Untrained]] = {
+    "bpe": _bpe,
+    "unigram": _unigram,
+    "wordpiece": _wordpiece,
+    "words": _words,
+    "characters": _characters,
+    "bytes": _bytes,
+}
+
+
 def byte_letters() -> dict[str, int]:
     """Returns the letters of byte-level BPE with their bytes: printable ones are themselves, others start at 256."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -325,7 +327,7 @@ def _clean(*more: normalizers.Normalizer) -> normalizers.Normalizer:
     )
 
 
-def _settle(tokenizer: Tokenizer) -> None:
+def _make_deterministic(tokenizer: Tokenizer) -> None:
     """
     Makes a trained unigram model deterministic. Its trainer iterates over hash maps in random order, which shows in
     the last digits of the scores, in the ids of equal scores, and in the characters that it drops and adds again at

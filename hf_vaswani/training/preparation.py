@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..data.objectives import ObjectiveSettings
 from ..data.pairs import PairData
 from ..data.reading import Source
 from ..data.running_text import RunningTextData
+from ..data.tables import Columns
 from ..data.task_data import EvaluationSet, TaskData, VocabularySettings, named_sets
 from ..data.tokenizer import language_tag, load_tokenizer
 from ..extras import extra
@@ -98,15 +99,12 @@ def task_data(recipe: Recipe) -> TaskData:
 
 
 def _pair_data(recipe: Recipe) -> TaskData:
-    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
-        columns = {
-            "source": _column(part.source_column, part.source_language),
-            "target": _column(part.target_column, part.target_language),
-        }
-        return _source(recipe, part, columns, part.target_language, set_name)
+    def columns(part: SourceRecipe) -> Columns:
+        source = _first(part.source_column, part.source_language)
+        return {"source": source, "target": _first(part.target_column, part.target_language)}
 
     return PairData(
-        **_common(recipe, source),
+        **_common(recipe, columns, has_target=True),
         alterations=asdict(recipe.data.augment) if recipe.data.augment else {},
         bpe_dropout=recipe.tokenizer.bpe_dropout,
         altered=recipe.evaluation.altered,
@@ -115,35 +113,27 @@ def _pair_data(recipe: Recipe) -> TaskData:
 
 
 def _running_text_data(recipe: Recipe) -> TaskData:
-    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
-        columns = {"text": _column(part.source_column, part.source_language)}
-        if part.document_column is not None:
-            columns["document"] = part.document_column
-        return _source(recipe, part, columns, None, set_name)
+    def columns(part: SourceRecipe) -> Columns:
+        document = {} if part.document_column is None else {"document": part.document_column}
+        return {"text": _first(part.source_column, part.source_language), **document}
 
-    objective = recipe.objective
-    settings = ObjectiveSettings(
-        task=recipe.task,
-        block_length=objective.block_length,
-        noise_rate=objective.noise_rate,
-        span_length=objective.span_length,
-        noise=objective.noise,
-        whole_words=objective.whole_words,
-        next_sentence=objective.next_sentence,
+    objective = asdict(recipe.objective)
+    settings = {part.name: objective[part.name] for part in fields(ObjectiveSettings) if part.name != "task"}
+    return RunningTextData(
+        **_common(recipe, columns),
+        objective=ObjectiveSettings(recipe.task, **settings),
+        by_line=recipe.objective.unit == "lines",
     )
-    return RunningTextData(**_common(recipe, source), objective=settings, by_line=objective.unit == "lines")
 
 
 def _labelled_data(recipe: Recipe, text: str = "text", label: str = "label") -> TaskData:
-    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
-        columns = {text: _column(part.source_column, part.source_language)}
-        if part.pair_column is not None:
-            columns["pair"] = part.pair_column
-        columns[label] = _column(part.label_column, "label")
-        return _source(recipe, part, columns, None, set_name)
+    def columns(part: SourceRecipe) -> Columns:
+        pair = {} if part.pair_column is None else {"pair": part.pair_column}
+        found = {text: _first(part.source_column, part.source_language), **pair}
+        return {**found, label: _first(part.label_column, "label")}
 
     return LabelledData(
-        **_common(recipe, source),
+        **_common(recipe, columns),
         task=recipe.task,
         block_length=recipe.objective.block_length,
         has_segments=has_segments(recipe),
@@ -163,46 +153,40 @@ TASK_DATA: dict[str, Callable[[Recipe], TaskData]] = {
 }
 
 
-def _common(recipe: Recipe, source: Callable[..., Source]) -> dict[str, Any]:
-    """Returns the arguments that all families have; `source` describes a source in the words of one."""
+def _common(recipe: Recipe, columns: Callable[[SourceRecipe], Columns], has_target: bool = False) -> dict[str, Any]:
+    """Returns the arguments that all families have; `columns` are those of a source by what they hold."""
+
+    def source(part: SourceRecipe, set_name: str | None = None) -> Source:
+        language = part.target_language if has_target else part.source_language
+        return Source(
+            source_language=part.source_language,
+            target_language=part.target_language if has_target else None,
+            columns=columns(part),
+            dataset=part.dataset,
+            dataset_config=part.dataset_config,
+            dataset_splits={"train": part.train_split, "validation": part.validation_split, "test": part.test_split},
+            files={"train": part.train_files, "validation": part.validation_files, "test": part.test_files},
+            tag=language_tag(language) if recipe.data.target_tag else None,
+            prefix=part.prefix,
+            weight=part.weight,
+            set_name=set_name,
+        )
+
     model, tokenizer = recipe.model, recipe.tokenizer
+    longest = model.max_position_embeddings
     return {
         "sources": [source(part) for part in (recipe.data, *recipe.more_data)],
         "sets": [source(part, name) for name, part in recipe.named_sets.items()],
-        "vocabulary": VocabularySettings(
-            tokenizer.kind, tokenizer.vocab_size, tokenizer.path, model.max_position_embeddings
-        ),
+        "vocabulary": VocabularySettings(tokenizer.kind, tokenizer.vocab_size, tokenizer.path, longest),
         "streaming": recipe.data.streaming,
         "stream_window": recipe.data.stream_window,
         "num_proc": recipe.data.num_proc,
         "data_workers": recipe.training.data_workers,
-        "max_length": model.max_position_embeddings if model.position_encoding == "learned" else None,
+        "max_length": longest if model.position_encoding == "learned" else None,
     }
 
 
-def _source(
-    recipe: Recipe,
-    part: SourceRecipe,
-    columns: dict[str, int | str],
-    target_language: str | None,
-    set_name: str | None,
-) -> Source:
-    return Source(
-        source_language=part.source_language,
-        target_language=target_language,
-        columns=columns,
-        dataset=part.dataset,
-        dataset_config=part.dataset_config,
-        dataset_splits={"train": part.train_split, "validation": part.validation_split, "test": part.test_split},
-        files={"train": part.train_files, "validation": part.validation_files, "test": part.test_files},
-        tag=language_tag(target_language or part.source_language) if recipe.data.target_tag else None,
-        prefix=part.prefix,
-        weight=part.weight,
-        set_name=set_name,
-    )
-
-
-def _column(given: int | str | None, default: str) -> int | str:
+def _first(given: int | str | None, default: str) -> int | str:
     return default if given is None else given
 
 
@@ -245,12 +229,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> 
         data.check(evaluated, labels)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
-    if resume is None and recipe.initialize.from_ is not None:
-        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources, evaluated, labels)
-        tokenizer = load_tokenizer(str(folder))
-    elif resume is None:
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated)
-        on_main_process(accelerator, _write_tokenizer, recipe, sources, folder)
+    if resume is None:
+        recipe = on_main_process(accelerator, _write_new_run, recipe, accelerator, sources, evaluated, labels)
         tokenizer = load_tokenizer(str(folder))
     else:
         on_main_process(accelerator, check_start, Path(recipe.run_dir), resume)
@@ -344,14 +324,15 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _write_start(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    sources: list[Source],
-    evaluated: list[Source],
-    labels: list[str],
+def _write_new_run(
+    recipe: Recipe, accelerator: Accelerator, sources: list[Source], evaluated: list[Source], labels: list[str]
 ) -> Recipe:
-    """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
+    """Writes the first files of a run; returns the recipe with the keys that the model it starts from decides."""
+    folder = Path(recipe.run_dir)
+    if recipe.initialize.from_ is None:
+        _write_run_files(recipe, accelerator, evaluated)
+        _save_tokenizer(task_data(recipe).make_tokenizer(sources), folder / TOKENIZER)
+        return recipe
     model, tokenizer = load_start(recipe, labels)
     model = keep_layers(recipe, model)
     recipe = fill_from_model(recipe, model, tokenizer)
@@ -363,8 +344,8 @@ def _write_start(
         labels = list(model.config.id2label.values())
     task_data(recipe).check(evaluated, labels, tokenizer)
     _write_run_files(recipe, accelerator, evaluated)
-    write_start(Path(recipe.run_dir), model, tokenizer)
-    _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
+    write_start(folder, model, tokenizer)
+    _save_tokenizer(tokenizer, folder / TOKENIZER)
     return recipe
 
 
@@ -396,10 +377,6 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
                 raise ValueError(
                     f"{key} needs a test set, because {why}, but the recipe has none: add one to its data section."
                 )
-
-
-def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
-    _save_tokenizer(task_data(recipe).make_tokenizer(sources), folder)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
