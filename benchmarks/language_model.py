@@ -73,7 +73,7 @@ def main() -> None:
     options += ["--training.accumulation_steps=2", *more]
     print("| model | perplexity | of a word | of a byte |\n|---|---:|---:|---:|")
     for kind in (VaswaniForCausalLM, Gpt2):
-        measures = trained(kind, arguments.runs / kind.__name__, options).measures or {}
+        measures = trained(kind, arguments.runs / kind.__name__, options).scores
         found = [measures[name] for name in ("perplexity", "word_perplexity", "byte_perplexity")]
         print(f"| {kind.__mro__[kind is Gpt2].__name__} | {found[0]:.2f} | {found[1]:.1f} | {found[2]:.3f} |")
     write = pipeline("text-generation", model=str(arguments.runs / "VaswaniForCausalLM" / "model"))

@@ -1,102 +1,236 @@
-"""BLEU, chrF and TER by sacreBLEU, as metrics of `evaluate`, and significance tests between systems."""
+"""The measures of all tasks: names, formats, and how translations are scored; significance tests between systems."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from .extras import extra
-
-with extra("train"):
-    import datasets
-    import evaluate
-    from sacrebleu.metrics import BLEU, CHRF, TER
-    from sacrebleu.metrics.base import Metric
-    from sacrebleu.significance import PairedTest
 
 # One reference per sentence, or several.
 References = Sequence[str] | Sequence[Sequence[str]]
 
-# Keys of a result, and the names that tables and model cards show.
-METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 
-TEXT = datasets.Value("string")
-
-
-def exact_match(predictions: Sequence[str], references: Sequence[str], lowercase: bool = False) -> float:
-    """Returns the share of texts that equal their reference, but for runs of white space and, if asked for, case."""
-    if lowercase:
-        predictions, references = ([text.lower() for text in texts] for texts in (predictions, references))
-    pairs = zip(predictions, references, strict=True)
-    return sum(ours.split() == theirs.split() for ours, theirs in pairs) / len(predictions)
-
-
-# ---- Metrics of `evaluate` ---------------------------------------------------------------------------------------
-# They are defined here, because `evaluate.load` would download them from the Hub.
-
-
-class SacreMetric(evaluate.Metric):
+@dataclass(frozen=True)
+class Measure:
     """
-    Base class of the metrics: `Bleu(keep_in_memory=True).compute(predictions=..., references=...)`, with one reference
-    or a list of references per sentence.
+    A measure of a model. Those without a scorer are computed from predictions, by `training/tasks.py`.
+
+    Attributes:
+        name (`str`): its name in recipes, records and JSON.
+        title (`str`): its name in messages, tables and cards.
+        is_higher_better (`bool`): whether higher values are better.
+        decimals (`int`): number of decimals that are shown.
+        is_known_to_hub (`bool`): whether it is in the metadata `metrics` of a model card.
+        scorer (`Callable`, *optional*): builds an object with the interface of sacreBLEU's metrics (`corpus_score`,
+            `sentence_score`, `get_signature`) from `tokenize`, `lowercase` and `is_sentence`, which is true if
+            sentences are scored one by one.
+        needs_sources (`bool`): whether both kinds of scores take the source text, too, as `sources`.
+        is_slow (`bool`): whether only the final test is scored with it, and no validation.
+        task (`str`, *optional*): the only task whose texts are scored with it; such a measure has no signature.
     """
 
-    key: str
-    # Builds sacreBLEU's metric from the keyword arguments of `compute`.
-    metric: Callable[..., Metric]
+    name: str
+    title: str
+    is_higher_better: bool = True
+    decimals: int = 4
+    is_known_to_hub: bool = False
+    scorer: Callable[[str, bool, bool], Any] | None = None
+    needs_sources: bool = False
+    is_slow: bool = False
+    task: str | None = None
 
-    def _info(self) -> evaluate.MetricInfo:
-        kinds = (TEXT, datasets.Sequence(TEXT))
-        return evaluate.MetricInfo(
-            description=f"Corpus-level {self.key} by sacreBLEU, with the signature that makes it comparable.",
-            citation="Post (2018), A Call for Clarity in Reporting BLEU Scores",
-            features=[datasets.Features({"predictions": TEXT, "references": kind}) for kind in kinds],
-        )
-
-    def _compute(
-        self, predictions: list[str], references: list[str] | list[list[str]], **settings: Any
-    ) -> dict[str, Any]:
-        metric = self.metric(**settings)
-        scored = metric.corpus_score(predictions, _reference_streams(references))
-        return {self.key: scored.score, "signature": str(metric.get_signature())}
+    def shown(self, value: float | None) -> str:
+        """Returns a value as messages and tables show it."""
+        return "not finite" if value is None or not math.isfinite(value) else f"{value:,.{self.decimals}f}"
 
 
-class Bleu(SacreMetric):
-    """BLEU (Papineni et al., 2002), from 0 to 100. `tokenize` is sacreBLEU's tokenizer; `lowercase` ignores case."""
-
-    key = "bleu"
-
-    def metric(self, tokenize: str = "13a", lowercase: bool = False, effective_order: bool = False) -> Metric:
-        """Builds sacreBLEU's metric; `effective_order` is for single sentences, which may have no 4-grams."""
-        if tokenize not in BLEU.TOKENIZERS:
-            raise ValueError(
-                f"sacreBLEU has no tokenizer {tokenize!r}; choose from {', '.join(sorted(BLEU.TOKENIZERS))}."
-            )
-        try:
-            # `force` suppresses the warning about tokenized text, which test sets of one sentence trigger easily.
-            return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
-        # Raised if the package that a language's tokenizer needs is not installed.
-        except RuntimeError as error:
-            raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
+# ---- The measures ------------------------------------------------------------------------------------------------
 
 
-class ChrF(SacreMetric):
-    """chrF2, the character n-gram F-score (Popović, 2016), from 0 to 100. `lowercase` ignores case."""
+def _bleu(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
+    with extra("train"):
+        from sacrebleu.metrics import BLEU
 
-    key = "chrf"
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(f"sacreBLEU has no tokenizer {tokenize!r}; choose from {', '.join(sorted(BLEU.TOKENIZERS))}.")
+    try:
+        # A single sentence may have no 4-grams. `force` suppresses the warning about tokenized text, which test sets
+        # of one sentence trigger easily.
+        return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=is_sentence, force=True)
+    # Raised if the package that a language's tokenizer needs is not installed.
+    except RuntimeError as error:
+        raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
 
-    def metric(self, lowercase: bool = False) -> Metric:
-        """Builds sacreBLEU's metric with the defaults of its command line."""
-        return CHRF(lowercase=lowercase)
+
+def _chrf(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
+    with extra("train"):
+        from sacrebleu.metrics import CHRF
+
+    return CHRF(lowercase=lowercase)
 
 
-class Ter(SacreMetric):
-    """TER (Snover et al., 2006): edits per 100 words of the reference, lower is better. It always ignores case."""
+def _ter(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
+    with extra("train"):
+        from sacrebleu.metrics import TER
 
-    key = "ter"
+    return TER()
 
-    def metric(self) -> Metric:
-        """Builds sacreBLEU's metric with the defaults of its command line."""
-        return TER()
+
+class _ExactMatch:
+    """The share of texts that equal a reference, but for runs of white space and, if asked for, case."""
+
+    def __init__(self, tokenize: str, lowercase: bool, is_sentence: bool) -> None:
+        self.lowercase = lowercase
+
+    def _words(self, text: str) -> list[str]:
+        return (text.lower() if self.lowercase else text).split()
+
+    def sentence_score(self, text: str, references: Sequence[str]) -> Any:
+        return SimpleNamespace(score=float(self._words(text) in map(self._words, references)))
+
+    def corpus_score(self, texts: Sequence[str], streams: Sequence[Sequence[str]]) -> Any:
+        rows = zip(texts, zip(*streams, strict=True), strict=True)
+        return SimpleNamespace(score=sum(self.sentence_score(*row).score for row in rows) / len(texts))
+
+
+# In the order of tables. BLEU: Papineni et al., 2002; chrF2: Popović, 2016; TER, in edits per 100 words, which always
+# ignores case: Snover et al., 2006.
+_MEASURES = (
+    Measure("loss", "loss", is_higher_better=False),
+    Measure("perplexity", "perplexity", is_higher_better=False, decimals=2, is_known_to_hub=True),
+    Measure("word_perplexity", "word perplexity", is_higher_better=False, decimals=2),
+    Measure("byte_perplexity", "byte perplexity", is_higher_better=False, decimals=2),
+    Measure("accuracy", "accuracy", is_known_to_hub=True),
+    Measure("f1", "F1", is_known_to_hub=True),
+    Measure("next_sentence_accuracy", "next sentence accuracy"),
+    Measure("bleu", "BLEU", decimals=2, is_known_to_hub=True, scorer=_bleu),
+    Measure("chrf", "chrF2", decimals=2, is_known_to_hub=True, scorer=_chrf),
+    Measure("ter", "TER", False, decimals=2, is_known_to_hub=True, scorer=_ter, is_slow=True),
+    Measure("exact_match", "exact match", is_known_to_hub=True, scorer=_ExactMatch, task="text_to_text"),
+)
+MEASURES = {measure.name: measure for measure in _MEASURES}
+# Those that score translations, with a signature.
+METRICS = {name: measure for name, measure in MEASURES.items() if measure.scorer and not measure.task}
+# The metric by which two systems are compared.
+COMPARED_BY = "bleu"
+# The metrics of `evaluate` that this module has.
+EVALUATE_METRICS = {"Bleu": "bleu", "ChrF": "chrf", "Ter": "ter"}
+
+
+def measure_of(name: str) -> Measure:
+    """Returns the measure of a name; of an unknown one, as another version may have written it, one with defaults."""
+    return MEASURES.get(name) or Measure(name, name.replace("_", " "))
+
+
+def scored_by(task: str, with_slow: bool = True) -> list[str]:
+    """Returns the names of the measures that score the texts of a task."""
+    found = (measure for measure in MEASURES.values() if measure.scorer and measure.task in (None, task))
+    return [measure.name for measure in found if with_slow or not measure.is_slow]
+
+
+def in_order(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Sorts scores as tables have them, unknown measures last."""
+    names = [*MEASURES, *scores]
+    return {name: scores[name] for name in sorted(scores, key=names.index)}
+
+
+# ---- Scoring -----------------------------------------------------------------------------------------------------
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: References,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    metrics: Sequence[str] = tuple(METRICS),
+    sources: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """
+    Scores a translated corpus, by default with BLEU, chrF and TER.
+
+    Args:
+        hypotheses (`Sequence[str]`): the translations.
+        references (`Sequence[str]` or `Sequence[Sequence[str]]`): one reference per translation, or several, in the
+            same order.
+        tokenize (`str`): sacreBLEU's tokenizer for BLEU.
+        lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
+        metrics (`Sequence[str]`): names of the measures. TER takes a hundred times as long as the others.
+        sources (`Sequence[str]`, *optional*): the source text, for measures that need it.
+
+    Returns:
+        `dict[str, Any]`: `bleu` and `chrf` (0 to 100, higher is better), `ter` (edits per 100 words, lower is better),
+        and `signatures`, with sacreBLEU's signature of each metric.
+
+    Raises:
+        ValueError: the numbers of translations and references differ, the sentences have different numbers of
+            references, or sacreBLEU has no such tokenizer.
+    """
+    _check_lengths({"translations": hypotheses}, references)
+    frozen = tuple(each if isinstance(each, str) else tuple(each) for each in references)
+    scores, signatures = {}, {}
+    for name in metrics:
+        text = tuple(sources or ()) if MEASURES[name].needs_sources else None
+        scores[name], signature = _corpus_score(name, tuple(hypotheses), frozen, text, tokenize, lowercase)
+        if name in METRICS:
+            signatures[name] = signature
+    return scores | {"signatures": signatures}
+
+
+# TER of long sentences takes longer than their translation, and the end of a training, which also compares its model
+# with others, has several uses for the same scores.
+@lru_cache(maxsize=24)
+def _corpus_score(
+    name: str,
+    hypotheses: tuple[str, ...],
+    references: tuple[str | tuple[str, ...], ...],
+    sources: tuple[str, ...] | None,
+    tokenize: str,
+    lowercase: bool,
+) -> tuple[float, str]:
+    """Returns the score of a corpus by one measure, and the signature of that, if it has one."""
+    scorer = _scorer(name, tokenize, lowercase)
+    more = {} if sources is None else {"sources": sources}
+    found = scorer.corpus_score(hypotheses, _reference_streams(references), **more).score
+    return found, str(scorer.get_signature()) if name in METRICS else ""
+
+
+def sentence_scores(
+    hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
+) -> list[dict[str, float]]:
+    """
+    Scores each sentence separately. Takes the arguments of [`score`], and raises its errors.
+
+    Returns:
+        `list[dict[str, float]]`: `bleu` (with sacreBLEU's effective order), `chrf` and `ter` of each sentence.
+    """
+    _check_lengths({"translations": hypotheses}, references)
+    scorers = {name: _scorer(name, tokenize, lowercase, is_sentence=True) for name in METRICS}
+    rows = zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)
+    return [
+        {name: scorer.sentence_score(text, right).score for name, scorer in scorers.items()} for text, right in rows
+    ]
+
+
+def sentence_scorer(name: str, tokenize: str = "13a", lowercase: bool = False) -> Callable[[str, str], float]:
+    """
+    Returns a function of a translation and its reference, which returns the score that [`sentence_scores`] has.
+
+    Args:
+        name (`str`): a key of `METRICS`.
+        tokenize (`str`), lowercase (`bool`): as in [`score`].
+    """
+    scorer = _scorer(name, tokenize, lowercase, is_sentence=True)
+    return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
+
+
+def _scorer(name: str, tokenize: str, lowercase: bool, is_sentence: bool = False) -> Any:
+    scorer = MEASURES[name].scorer
+    if scorer is None:
+        raise ValueError(f"{MEASURES[name].title} is no score of a text.")
+    return scorer(tokenize, lowercase, is_sentence)
 
 
 def _reference_streams(references: References) -> list[list[str]]:
@@ -111,86 +245,72 @@ def _reference_streams(references: References) -> list[list[str]]:
     return [list(stream) for stream in zip(*rows, strict=True)]
 
 
-# ---- Scoring -----------------------------------------------------------------------------------------------------
+def _check_lengths(systems: Mapping[str, Sequence[str]], references: References) -> None:
+    for name, texts in systems.items():
+        if len(texts) != len(references):
+            raise ValueError(f"There are {len(texts)} {name}, but {len(references)} references.")
+        if not texts:
+            raise ValueError(f"There are no {name} to score.")
 
 
-def score(
-    hypotheses: Sequence[str],
-    references: References,
+# ---- Comparison --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """
+    Two models on one test set.
+
+    Attributes:
+        before (`dict[str, float]`), after (`dict[str, float]`): `bleu`, `chrf` and `ter` of the earlier model, or of
+            the one to compare with, and of this one.
+        p (`float`): p-value of the difference in BLEU, by paired bootstrap.
+        signature (`str`): sacreBLEU's signature of that test.
+    """
+
+    before: dict[str, float]
+    after: dict[str, float]
+    p: float
+    signature: str
+
+
+class EvaluatedSet(Protocol):
+    """The name and the references of a test set."""
+
+    name: str
+    target: list[str]
+
+
+def compare_sets(
+    sets: Sequence[EvaluatedSet],
+    before: Mapping[str, Sequence[str]],
+    after: Mapping[str, Sequence[str]],
     tokenize: str = "13a",
     lowercase: bool = False,
-    with_ter: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, Comparison]:
     """
-    Scores a translated corpus with BLEU, chrF and TER.
+    Scores two models on test sets, and tests whether they differ in BLEU by more than chance.
 
     Args:
-        hypotheses (`Sequence[str]`): the translations.
-        references (`Sequence[str]` or `Sequence[Sequence[str]]`): one reference per translation, or several, in the
-            same order.
-        tokenize (`str`): sacreBLEU's tokenizer for BLEU.
-        lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
-        with_ter (`bool`): whether TER is computed, which takes a hundred times as long as the others.
+        sets (`Sequence`): test sets, with `name` and references, `target`.
+        before (`Mapping[str, Sequence[str]]`): translations of each set by the model to compare with.
+        after (`Mapping[str, Sequence[str]]`): translations of each set by the model in question.
+        tokenize (`str`), lowercase (`bool`): as in [`score`].
 
     Returns:
-        `dict[str, Any]`: `bleu` and `chrf` (0 to 100, higher is better), `ter` (edits per 100 words, lower is better),
-        and `signatures`, with sacreBLEU's signature of each metric.
+        `dict[str, Comparison]`: by the name of the set.
 
     Raises:
-        ValueError: the numbers of translations and references differ, the sentences have different numbers of
-            references, or sacreBLEU has no such tokenizer.
+        ValueError: a set has another number of translations than of references.
     """
-    _check_lengths({"translations": hypotheses}, references)
-    frozen = tuple(each if isinstance(each, str) else tuple(each) for each in references)
-    scores, signatures = _scores(tuple(hypotheses), frozen, tokenize, lowercase, with_ter)
-    return scores | {"signatures": dict(signatures)}
-
-
-# TER of long sentences takes longer than their translation, and the end of a training, which also compares its model
-# with others, has several uses for the same scores.
-@lru_cache(maxsize=8)
-def _scores(
-    hypotheses: tuple[str, ...],
-    references: tuple[str | tuple[str, ...], ...],
-    tokenize: str,
-    lowercase: bool,
-    with_ter: bool,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Returns the scores and the signatures of [`score`] by metric."""
-    scores, signatures = {}, {}
-    for metric, settings in _metrics(tokenize, lowercase):
-        if metric.key == "ter" and not with_ter:
-            continue
-        result = metric.compute(predictions=list(hypotheses), references=list(references), **settings)
-        scores[metric.key], signatures[metric.key] = result[metric.key], result["signature"]
-    return scores, signatures
-
-
-def sentence_scores(
-    hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
-) -> list[dict[str, float]]:
-    """
-    Scores each sentence separately. Takes the arguments of [`score`], and raises its errors.
-
-    Returns:
-        `list[dict[str, float]]`: `bleu` (with sacreBLEU's effective order), `chrf` and `ter` of each sentence.
-    """
-    _check_lengths({"translations": hypotheses}, references)
-    metrics = _sentence_metrics(tokenize, lowercase)
-    rows = zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)
-    return [{key: metric.sentence_score(text, right).score for key, metric in metrics} for text, right in rows]
-
-
-def sentence_scorer(key: str, tokenize: str = "13a", lowercase: bool = False) -> Callable[[str, str], float]:
-    """
-    Returns a function of a translation and its reference, which returns the score that [`sentence_scores`] has.
-
-    Args:
-        key (`str`): a key of `METRICS`.
-        tokenize (`str`), lowercase (`bool`): as in [`score`].
-    """
-    (scorer,) = [each for name, each in _sentence_metrics(tokenize, lowercase) if name == key]
-    return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
+    found = {}
+    for each in sets:
+        texts = before[each.name], after[each.name]
+        p, signature = paired_bootstrap(*texts, each.target, tokenize, lowercase)
+        scores = [score(side, each.target, tokenize, lowercase) for side in texts]
+        sides = [{metric: scored[metric] for metric in METRICS} for scored in scores]
+        found[each.name] = Comparison(sides[0], sides[1], p, signature)
+    return found
 
 
 def paired_bootstrap(
@@ -216,37 +336,53 @@ def paired_bootstrap(
     Raises:
         ValueError: as in [`score`].
     """
+    with extra("train"):
+        from sacrebleu.significance import PairedTest
+
     _check_lengths({"translations of the baseline": baseline, "translations": hypotheses}, references)
-    bleu, settings = _metrics(tokenize, lowercase)[0]
     systems = [("baseline", list(baseline)), ("system", list(hypotheses))]
-    test = PairedTest(systems, {bleu.key: bleu.metric(**settings)}, _reference_streams(references), "bs", samples)
-    signatures, results = test()
+    scorers = {COMPARED_BY: _scorer(COMPARED_BY, tokenize, lowercase)}
+    signatures, results = PairedTest(systems, scorers, _reference_streams(references), "bs", samples)()
     (metric, signature), *_ = signatures.items()
     first, second = results[metric]
     # sacreBLEU counts no sample that differs as little as equal systems do, so their p-value would be the lowest.
     return 1.0 if first.score == second.score else float(second.p_value), str(signature)
 
 
-def _metrics(tokenize: str, lowercase: bool) -> list[tuple[Any, dict[str, Any]]]:
-    """The metrics, each with its settings."""
-    return [
-        (Bleu(keep_in_memory=True), {"tokenize": tokenize, "lowercase": lowercase}),
-        (ChrF(keep_in_memory=True), {"lowercase": lowercase}),
-        (Ter(keep_in_memory=True), {}),
-    ]
+# ---- Metrics of `evaluate` ---------------------------------------------------------------------------------------
 
 
-def _sentence_metrics(tokenize: str, lowercase: bool) -> list[tuple[str, Metric]]:
-    """The metrics of sacreBLEU for single sentences, each with its key."""
-    return [
-        (metric.key, metric.metric(**settings, **({"effective_order": True} if metric.key == "bleu" else {})))
-        for metric, settings in _metrics(tokenize, lowercase)
-    ]
+def __getattr__(name: str) -> Any:
+    """Makes `Bleu`, `ChrF` and `Ter` when they are imported, because importing evaluate takes seconds."""
+    if name not in EVALUATE_METRICS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _evaluate_metric(name, MEASURES[EVALUATE_METRICS[name]])
 
 
-def _check_lengths(systems: Mapping[str, Sequence[str]], references: References) -> None:
-    for name, texts in systems.items():
-        if len(texts) != len(references):
-            raise ValueError(f"There are {len(texts)} {name}, but {len(references)} references.")
-        if not texts:
-            raise ValueError(f"There are no {name} to score.")
+@cache
+def _evaluate_metric(class_name: str, measure: Measure) -> Any:
+    """
+    Returns a metric as a class of `evaluate`: `Bleu(keep_in_memory=True).compute(predictions=..., references=...)`,
+    with one reference or a list of references per sentence, and the settings `tokenize` and `lowercase`. Here, because
+    `evaluate.load` would download it from the Hub.
+    """
+    with extra("train"):
+        import evaluate
+        from datasets import Features, Sequence, Value
+
+    text = Value("string")
+
+    class SacreMetric(evaluate.Metric):
+        def _info(self) -> evaluate.MetricInfo:
+            return evaluate.MetricInfo(
+                description=f"Corpus-level {measure.title} by sacreBLEU, with its signature.",
+                citation="Post (2018), A Call for Clarity in Reporting BLEU Scores",
+                features=[Features({"predictions": text, "references": kind}) for kind in (text, Sequence(text))],
+            )
+
+        def _compute(self, predictions: list[str], references: Any, **settings: Any) -> dict[str, Any]:
+            scored = score(predictions, references, metrics=[measure.name], **settings)
+            return {measure.name: scored[measure.name], "signature": scored["signatures"][measure.name]}
+
+    SacreMetric.__name__ = SacreMetric.__qualname__ = class_name
+    return SacreMetric

@@ -79,11 +79,6 @@ def shown(value: object) -> str:
     return shortened(repr(value), 80)
 
 
-def measure_name(measure: str) -> str:
-    """Returns a measure as messages and tables call it: `bleu` is BLEU, `word_perplexity` is word perplexity."""
-    return {"bleu": "BLEU", "f1": "F1"}.get(measure, measure.replace("_", " "))
-
-
 def shortened(text: str, most: int) -> str:
     """Returns a text of at most `most` characters: a longer one without its middle."""
     return text if len(text) <= most else f"{text[: most - 25]} ... {text[-20:]}"

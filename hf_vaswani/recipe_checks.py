@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, is_dataclass
 from typing import Any, get_args
 
+from .metrics import measure_of
 from .recipe import (
     LABEL_TASKS,
     MEASURED_TASKS,
@@ -16,7 +17,6 @@ from .recipe import (
     Part,
     Recipe,
     keys_of,
-    measure_name,
     shortened,
     shown,
 )
@@ -186,8 +186,8 @@ def _training_rules(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     measures = RANKED_BY[recipe.task]
     yield (
         training.best_by not in measures,
-        f"training.best_by is {training.best_by!r}, but task {recipe.task!r} has no {measure_name(training.best_by)}: "
-        f"set it to {' or '.join(map(repr, measures))}.",
+        f"training.best_by is {training.best_by!r}, but task {recipe.task!r} has no "
+        f"{measure_of(training.best_by).title}: set it to {' or '.join(map(repr, measures))}.",
     )
 
 

@@ -2,9 +2,11 @@
 
 import re
 from copy import copy
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
+
+from .metrics import METRICS, Comparison
 
 T = TypeVar("T")
 
@@ -13,61 +15,50 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Validation:
+class Scored:
     """
-    Loss and scores of one validation: a line of `validations.jsonl`.
+    A model with its scores. In JSON, each metric, and the loss of a validation, is a key of the record, and all other
+    measures are in `measures`.
 
     Attributes:
         step (`int`): updates so far.
-        loss (`float`, *optional*): nats per target token; `None` if it is not finite.
-        bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
-            `None` if the task is no translation, as the TER of a validation is.
-        signatures (`dict[str, str]`): sacreBLEU's, by metric.
-        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
-            also its `loss`, in nats per target token, `None` if it is not finite.
-        best (`bool`): True for the best validation of the run.
-        seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
-            that was validated; not written to `validations.jsonl`.
-        measures (`dict[str, float]`, *optional*): scores of another task, by name, such as `perplexity`; `None` for
-            one that is not finite.
-
-    Raises:
-        ValueError: there is neither a BLEU nor another score.
+        scores (`dict[str, float]`): by measure; `None` for one that is not finite. With several sets, the means of
+            their metrics, and the other measures over all their text. The loss is in nats per label.
+        signatures (`dict[str, str]`, *optional*): sacreBLEU's, by metric.
+        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
+        seconds (`float`, *optional*): duration of the training so far, validations included.
+        files (`dict[str, str]`, *optional*): SHA-256 of the model's files, by name.
     """
 
+    keys: ClassVar[tuple[str, ...]] = tuple(METRICS)
     step: int
-    loss: float | None
-    bleu: float | None = None
-    chrf: float | None = None
-    ter: float | None = None
+    scores: dict[str, float | None] = field(default_factory=dict)
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
-    best: bool = False
     seconds: float | None = None
     files: dict[str, str] | None = None
-    measures: dict[str, float | None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.bleu is None and self.measures is None:
-            raise ValueError("bleu is missing")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Validation(Scored):
     """
-    Two models on one test set.
+    Loss and scores of one validation: a line of `validations.jsonl`, which has neither `seconds` nor `files`.
 
     Attributes:
-        before (`dict[str, float]`), after (`dict[str, float]`): `bleu`, `chrf` and `ter` of the earlier model, or of
-            the one to compare with, and of this one.
-        p (`float`): p-value of the difference in BLEU, by paired bootstrap.
-        signature (`str`): sacreBLEU's signature of that test.
+        best (`bool`): True for the best validation of the run.
+
+    Raises:
+        ValueError: there is no loss, or no score besides it.
     """
 
-    before: dict[str, float]
-    after: dict[str, float]
-    p: float
-    signature: str
+    keys = ("loss", *METRICS)
+    best: bool = False
+
+    def __post_init__(self) -> None:
+        if "loss" not in self.scores:
+            raise ValueError("loss is missing")
+        if len(self.scores) == 1:
+            raise ValueError("bleu is missing")
 
 
 @dataclass(frozen=True)
@@ -85,45 +76,27 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Scored):
     """
-    The result of a run: `test.json`.
+    The result of a run: `test.json`, without scores if there is no test set.
 
     Attributes:
-        step (`int`): updates of the training.
         averaged (`list[str]`): names of the checkpoints whose mean the model is.
-        seconds (`float`): duration of the training, validations included.
         model (`str`): folder that `from_pretrained` loads.
-        bleu (`float`), chrf (`float`), ter (`float`), measures (`dict[str, float]`), signatures (`dict[str, str]`),
-            sets: scores of the test set as in [`Validation`]; `None` without a test set.
         altered (`dict[str, dict[str, dict[str, float]]]`, *optional*): scores of each test set with its sentences
             altered, by set and alteration.
         samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
-        files (`dict[str, str]`): SHA-256 of the model's files, by name.
         translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
         before (`dict[str, Comparison]`, *optional*): the model compared with the one that the training started from,
             by test set.
     """
 
-    step: int
-    averaged: list[str]
-    seconds: float | None = None
+    averaged: list[str] = field(kw_only=True)
     model: str | None = None
-    bleu: float | None = None
-    chrf: float | None = None
-    ter: float | None = None
-    signatures: dict[str, str] | None = None
-    sets: dict[str, dict[str, float | None]] | None = None
     altered: dict[str, dict[str, dict[str, float]]] | None = None
     samples: list[dict[str, str]] | None = None
-    files: dict[str, str] | None = None
     translations: dict[str, str] | None = None
     before: dict[str, Comparison] | None = None
-    measures: dict[str, float | None] | None = None
-
-
-# The scores of a model card: the test of a model, or the validation of a checkpoint.
-Scored = Validation | Result
 
 
 @dataclass(frozen=True)
@@ -218,9 +191,20 @@ class Environment:
     commits: dict[str, str] | None = None
 
 
-def to_json(record: Any) -> dict[str, Any]:
+def to_json(record: Any) -> Any:
     """Returns the JSON object of a record, without absent values; a loss of null is not absent, but not finite."""
-    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k == "loss"})
+    if isinstance(record, dict):
+        return {name: to_json(value) for name, value in record.items()}
+    if isinstance(record, list):
+        return [to_json(value) for value in record]
+    if not is_dataclass(record):
+        return record
+    content = {each.name: to_json(getattr(record, each.name)) for each in fields(record)}
+    if isinstance(record, Scored):
+        scores = content.pop("scores")
+        beside = {name: scores.pop(name) for name in record.keys if name in scores}
+        content = {"step": content.pop("step")} | beside | content | {"measures": scores or None}
+    return {name: value for name, value in content.items() if value is not None or name == "loss"}
 
 
 def from_json(kind: type[T], content: dict[str, Any]) -> T:
@@ -228,13 +212,22 @@ def from_json(kind: type[T], content: dict[str, Any]) -> T:
     values = {}
     for each in fields(cast(Any, kind)):
         if each.name in content:
-            try:
-                values[each.name] = _typed(content[each.name], each.type)
-            except TypeError as error:
-                raise ValueError(f"{each.name} is {str(content[each.name])[:80]!r}") from error
+            values[each.name] = _checked(each.name, content[each.name], each.type)
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{each.name} is missing")
+    if issubclass(kind, Scored):
+        beside = {name: content[name] for name in kind.keys if name in content}
+        optional = {"loss": float | None}
+        values["scores"] = {name: _checked(name, each, optional.get(name, float)) for name, each in beside.items()}
+        values["scores"] |= _checked("measures", content.get("measures"), dict[str, float | None] | None) or {}
     return kind(**values)
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    try:
+        return _typed(value, kind)
+    except TypeError as error:
+        raise ValueError(f"{name} is {str(value)[:80]!r}") from error
 
 
 def _typed(value: Any, kind: Any) -> Any:

@@ -20,7 +20,8 @@ from .files import (
     read_json_lines,
     temporary_name,
 )
-from .recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name, resume_marks
+from .metrics import METRICS, measure_of
+from .recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, resume_marks
 from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
@@ -84,8 +85,9 @@ def read_result(run_dir: Path) -> Result:
     """
     path = run_dir / RESULT
     result = _read_record(Result, path)
-    if result.bleu is not None and None in (result.chrf, result.ter, result.signatures):
-        raise ValueError(f"{path} is damaged: it has a BLEU, but lacks chrF, TER or the signatures.")
+    unsigned = [METRICS[name].title for name in METRICS if name in result.scores.keys() - (result.signatures or {})]
+    if unsigned:
+        raise ValueError(f"{path} is damaged: it has a {unsigned[0]} without a signature.")
     return result
 
 
@@ -338,27 +340,25 @@ def ranked(validations: Sequence[Validation], training: TrainingRecipe) -> list[
 def _badness(validation: Validation, training: TrainingRecipe) -> float:
     """Less is better; a value that is not finite is the worst."""
     best_by, best_set = training.best_by, training.best_set
-    scores = {"loss": validation.loss} | (validation.measures or {})
-    if validation.bleu is not None:
-        scores["bleu"] = validation.bleu
+    scores = validation.scores
     # With a single set, its scores are those of the validation.
     if best_set is not None and validation.sets is not None:
         scores = validation.sets.get(best_set, {})
         if best_by not in scores:
             raise ValueError(
-                f"{VALIDATIONS} has no {measure_name(best_by)} of the validation set {best_set!r} for update "
+                f"{VALIDATIONS} has no {measure_of(best_by).title} of the validation set {best_set!r} for update "
                 f"{validation.step}, perhaps because an earlier version wrote it; its sets are "
                 f"{', '.join(validation.sets)}. Change training.best_set or training.best_by."
             )
     if best_by not in scores:
         raise ValueError(
-            f"{VALIDATIONS} has no {measure_name(best_by)} for update {validation.step}, only "
-            f"{', '.join(map(measure_name, scores))}. Change training.best_by."
+            f"{VALIDATIONS} has no {measure_of(best_by).title} for update {validation.step}, only "
+            f"{', '.join(measure_of(name).title for name in scores)}. Change training.best_by."
         )
     value = scores[best_by]
     if value is None or not math.isfinite(value):
         return math.inf
-    return value if best_by == "loss" else -value
+    return -value if measure_of(best_by).is_higher_better else value
 
 
 def has_stalled(validations: Sequence[Validation], training: TrainingRecipe, patience: int | None) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = [
     *("hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metrics", "hf_vaswani.hub.publishing"),
-    *("hf_vaswani.hub.curve", "tests.children", "tests.campaign.verbs"),
+    *("hf_vaswani.hub.evaluation", "tests.children", "tests.campaign.verbs"),
     # What a training imports on its way.
     *(
         "datasets.io.generator",

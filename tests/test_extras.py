@@ -114,7 +114,7 @@ def test_clean_alone_checks(environment) -> None:
 @alone("viz")
 def test_viz_alone_draws(environment) -> None:
     program = (
-        "import json, sys; from hf_vaswani.hub.curve import curve_picture\n"
+        "import json, sys; from hf_vaswani.hub.evaluation import curve_picture\n"
         "lines = [json.loads(line) for line in open('run/training.jsonl')]\n"
         "print(curve_picture(lines, [])[:4])"
     )

@@ -1,9 +1,12 @@
 """Scores equal those of the `sacrebleu` command to the last digit, and so do the significance tests."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import evaluate
@@ -12,7 +15,21 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import pipeline
 
-from hf_vaswani.metrics import Bleu, ChrF, Ter, exact_match, paired_bootstrap, score, sentence_scores
+from hf_vaswani.metrics import (
+    MEASURES,
+    METRICS,
+    Bleu,
+    ChrF,
+    Measure,
+    Ter,
+    compare_sets,
+    measure_of,
+    paired_bootstrap,
+    score,
+    scored_by,
+    sentence_scores,
+)
+from hf_vaswani.records import Validation, from_json, to_json
 
 HYPOTHESES = ["The cat sat on the mat.", "A dog runs quickly!", "Nothing here"]
 REFERENCES = ["The cat sat on a mat.", "A dog runs fast!", "nothing here at all"]
@@ -65,21 +82,39 @@ def test_sentences_are_scored_as_the_sacrebleu_command_scores_them(tmp_path) -> 
         assert [round(row[metric], 12) for row in ours] == [float(line) for line in done.stdout.split()]
 
 
-def test_equal_text_scores_100() -> None:
-    scored = score(REFERENCES, REFERENCES)
-    assert scored["bleu"] == pytest.approx(100) and scored["chrf"] == pytest.approx(100) and scored["ter"] == 0
-
-
 def test_the_same_texts_are_scored_once(monkeypatch) -> None:
     """The second time costs nothing, and what a caller does with a result does not reach the next one."""
     first = score(HYPOTHESES, REFERENCES)
     expected = {**first, "signatures": dict(first["signatures"])}
     first["signatures"].clear()
     first.clear()
-    monkeypatch.setattr("hf_vaswani.metrics._metrics", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr("hf_vaswani.metrics._scorer", lambda *_: pytest.fail("scored again"))
     assert score(list(HYPOTHESES), tuple(REFERENCES)) == expected
     with pytest.raises(pytest.fail.Exception, match="scored again"):
         score(HYPOTHESES, REFERENCES, lowercase=True)
+
+
+def test_a_measure_is_its_entry(monkeypatch) -> None:
+    """One that needs the sources is scored, shown and signed like the others, once it has an entry."""
+
+    class Overlap:
+        def corpus_score(self, texts: Any, streams: Any, sources: Any) -> Any:
+            return SimpleNamespace(score=sum(map(str.__eq__, texts, sources)) / len(texts))
+
+        def get_signature(self) -> str:
+            return "overlap"
+
+    entry = Measure("overlap", "Overlap", decimals=1, scorer=lambda *_: Overlap(), needs_sources=True)
+    monkeypatch.setitem(MEASURES, "overlap", entry)
+    monkeypatch.setitem(METRICS, "overlap", entry)
+    names = scored_by("translation", with_slow=False)
+    assert names == ["bleu", "chrf", "overlap"]
+    found = score(HYPOTHESES, REFERENCES, metrics=names, sources=[HYPOTHESES[0], "", ""])
+    assert found["overlap"] == pytest.approx(1 / 3) and found["signatures"]["overlap"] == "overlap"
+    record = Validation(1, {"loss": 1.0} | {name: found[name] for name in names}, found["signatures"])
+    assert from_json(Validation, to_json(record)) == record
+    assert entry.shown(found["overlap"]) == "0.3" and entry.shown(None) == entry.shown(math.nan) == "not finite"
+    assert measure_of("of_tomorrow").title == "of tomorrow"
 
 
 def test_the_metrics_are_metrics_of_evaluate() -> None:
@@ -111,10 +146,16 @@ def test_the_significance_test_tells_a_difference_from_chance() -> None:
     # One that is equally good, with errors in other sentences; and one with an error in every sentence.
     same = [line.replace("old", "new") if i % 10 == 5 else line for i, line in enumerate(references)]
     bad = [line.replace("stands near", "lies under") for line in references]
-    (p_same, _), (p_bad, signature) = (paired_bootstrap(good, each, references, samples=200) for each in (same, bad))
-    assert p_bad < 0.05 < p_same and "bs:200" in signature and "seed:12345" in signature
+    sets = [SimpleNamespace(name=name, target=references) for name in ("same", "bad", "equal")]
+    after = {"same": same, "bad": bad, "equal": list(good)}
+    found = compare_sets(sets, dict.fromkeys(after, good), after)
+    assert found["bad"].p < 0.05 < found["same"].p
+    assert "bs:1000" in found["bad"].signature and "seed:12345" in found["bad"].signature
+    for name, texts in after.items():
+        expected = [{key: score(side, references)[key] for key in METRICS} for side in (good, texts)]
+        assert [found[name].before, found[name].after] == expected
     # Equal translations differ by chance alone, whatever sacreBLEU counts.
-    assert paired_bootstrap(good, list(good), references, samples=50)[0] == 1.0
+    assert found["equal"].p == 1.0
     with pytest.raises(ValueError, match="^There are 59 translations, but 60 references.$"):
         paired_bootstrap(good, bad[1:], references)
 
@@ -148,4 +189,8 @@ def test_the_evaluator_of_evaluate_takes_a_model_but_no_pipeline(tiny_run) -> No
 
 
 def test_exact_match_ignores_white_space_alone() -> None:
-    assert exact_match(["a  b ", "a b", "A b", "a"], ["a b", "a b", "a b", "a b"]) == 0.5
+    found = [
+        score(["a  b ", "a b", "A b", "a"], ["a b"] * 4, lowercase=lowercase, metrics=["exact_match"])
+        for lowercase in (False, True)
+    ]
+    assert found == [{"exact_match": share, "signatures": {}} for share in (0.5, 0.75)]

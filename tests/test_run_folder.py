@@ -122,7 +122,7 @@ def test_the_best_has_the_lowest_loss_or_the_highest_measure_of_all_sets_or_one(
 ) -> None:
     law, web = {1: (9.0, 2.0), 2: (8.0, 1.0), 3: (1.0, None)}, {1: (1.0, 1.0), 2: (5.0, 3.0), 3: (7.0, 2.0)}
     validations = [
-        Validation(step, 4.0 - step, (law[step][0] + web[step][0]) / 2, measures={"f1": 0.5}, sets={
+        Validation(step, {"loss": 4.0 - step, "bleu": (law[step][0] + web[step][0]) / 2, "f1": 0.5}, sets={
             name: {"bleu": bleu, "loss": loss, "f1": 1 / step}
             for name, (bleu, loss) in (("law", law[step]), ("web", web[step]))
         })
@@ -142,7 +142,7 @@ def test_the_best_has_the_lowest_loss_or_the_highest_measure_of_all_sets_or_one(
 
 def test_a_measure_that_is_not_finite_is_the_worst() -> None:
     values, by = {1: None, 2: 0.1, 3: math.nan, 4: 0.2}, kept(best_by="accuracy")
-    validations = [Validation(step, 1.0, measures={"accuracy": value}) for step, value in values.items()]
+    validations = [Validation(step, {"loss": 1.0, "accuracy": value}) for step, value in values.items()]
     assert [line.step for line in ranked(validations, by)] == [4, 2, 3, 1]
     assert has_stalled(validations[:3], by, 1) and not has_stalled(validations, by, 1)
     assert not has_stalled(validations[:3], by, None)
@@ -152,16 +152,21 @@ def test_a_measure_that_is_not_finite_is_the_worst() -> None:
     ("validation", "best_by", "best_set", "words"),
     [
         (
-            Validation(7, 1.0, measures={"word_perplexity": 9.0}),
+            Validation(7, {"loss": 1.0, "word_perplexity": 9.0}),
             "f1",
             None,
             "F1 for update 7, only loss, word",
         ),
-        (Validation(7, 1.0, measures={}), "bleu", None, "BLEU for update 7"),
-        (Validation(7, 1.0, 30.0, 1.0, 1.0), "accuracy", None, "accuracy for update 7, only loss, BLEU. Change train"),
+        (Validation(7, {"loss": 1.0, "f1": 0.5}), "bleu", None, "BLEU for update 7"),
+        (
+            Validation(7, {"loss": 1.0, "bleu": 30.0}),
+            "accuracy",
+            None,
+            "accuracy for update 7, only loss, BLEU. Change train",
+        ),
         # Earlier versions wrote no loss for each set.
         (
-            Validation(7, 1.0, 5.0, sets={"law": {"bleu": 9.0}, "web": {"bleu": 1.0}}),
+            Validation(7, {"loss": 1.0, "bleu": 5.0}, sets={"law": {"bleu": 9.0}, "web": {"bleu": 1.0}}),
             "loss",
             "law",
             "loss of the validation set 'law' for update 7.*sets are law, web",
@@ -256,7 +261,7 @@ def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
-    validation = Validation(4, None, 12.5, 30.0, 80.0, {"bleu": "nrefs:1"}, best=True)
+    validation = Validation(4, {"loss": None, "bleu": 12.5, "chrf": 30.0, "ter": 80.0}, {"bleu": "nrefs:1"}, best=True)
     progress = Progress(
         4, {"epoch": 1}, {}, {"fsdp": False}, 0, 1.5, {"w": "0"}, {"o": "1"}, {"seed": 1}, [validation]
     )
@@ -265,9 +270,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
     line = json.loads((tmp_path / "progress.json").read_text())["validations"][0]
     # A loss that is not finite is null; what there is not is not written.
     assert list(line) == ["step", "loss", "bleu", "chrf", "ter", "signatures", "best"] and line["loss"] is None
-    write_validations(tmp_path, [validation, replace(validation, step=8, bleu=20.0)], TrainingRecipe())
+    write_validations(
+        tmp_path, [validation, replace(validation, step=8, scores={"loss": 1.0, "bleu": 20.0})], TrainingRecipe()
+    )
     assert [(line.step, line.best) for line in read_validations(tmp_path)] == [(4, False), (8, True)]
-    result = Result(4, ["checkpoint-4"], files={}, samples=[{"source": "ä"}])
+    result = Result(4, averaged=["checkpoint-4"], files={}, samples=[{"source": "ä"}])
     write_result(tmp_path, result)
     assert read_result(tmp_path) == result
 
@@ -285,7 +292,7 @@ def test_records_of_other_versions_are_read(tmp_path) -> None:
     """Keys that are not known are ignored, and those that came later may be absent."""
     newer = {"step": 1, "averaged": [], "mood": "good"}
     (tmp_path / "test.json").write_text(json.dumps(newer))
-    assert read_result(tmp_path) == Result(1, [])
+    assert read_result(tmp_path) == Result(1, averaged=[])
     folder = checkpoint(tmp_path, 3)
     older = json.loads((folder / "progress.json").read_text())
     del older["state"]

@@ -62,7 +62,7 @@ def _distill(options: argparse.Namespace) -> None:
     result = train_recipe(recipe)
     if result is None:
         return
-    after = result.sets or {name: {"bleu": result.bleu, "chrf": result.chrf} for name in before}
+    after = result.sets or dict.fromkeys(before, result.scores)
     rows = [
         {"test set": name, "": who, "BLEU": scores[name]["bleu"], "chrF": scores[name]["chrf"]}
         for name in before

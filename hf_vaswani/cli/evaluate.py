@@ -197,16 +197,16 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         _print_json(scores)
         return
     corpus = [
-        {"metric": name, "score": scores[metric], "signature": scores["signatures"][metric]}
-        for metric, name in METRICS.items()
+        {"metric": metric.title, "score": scores[name], "signature": scores["signatures"][name]}
+        for name, metric in METRICS.items()
     ]
     altered = scores.get("altered", {})
     if form == "csv" and altered:
         corpus = [{"text": "unaltered"} | row for row in corpus]
         corpus += [
-            {"text": text, "metric": name, "score": row[metric], "signature": scores["signatures"][metric]}
+            {"text": text, "metric": metric.title, "score": row[name], "signature": scores["signatures"][name]}
             for text, row in altered.items()
-            for metric, name in METRICS.items()
+            for name, metric in METRICS.items()
         ]
     sentences = [{"line": number} | row for number, row in enumerate(scores.get("sentences", []), start=1)]
     if form == "csv":
@@ -220,7 +220,7 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         sys.stdout.write("\n")
         texts = {"unaltered": scores} | altered
         print_table(
-            [{"text": text} | {name: row[metric] for metric, name in METRICS.items()} for text, row in texts.items()]
+            [{"text": text} | {METRICS[name].title: row[name] for name in METRICS} for text, row in texts.items()]
         )
 
 

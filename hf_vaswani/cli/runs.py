@@ -139,27 +139,28 @@ def train_recipe(recipe: "Recipe") -> "Result | None":
 
 
 def _print_result(result: "Result") -> None:
-    from ..recipe import measure_name
+    from ..metrics import COMPARED_BY, METRICS, in_order, measure_of
 
+    judged = METRICS[COMPARED_BY]
     for sample in result.samples or []:
         sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
-    if result.signatures is not None:
-        sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
-        sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
-    if result.measures is not None:
-        shown = ", ".join(f"{measure_name(name)} {value}" for name, value in _rounded(result.measures).items())
+    first = "Test"
+    for metric in METRICS.values():
+        if metric.name in result.scores and not metric.is_slow:
+            signature = (result.signatures or {})[metric.name]
+            sys.stdout.write(f"{first:4} {metric.title} {metric.shown(result.scores[metric.name])}  ({signature})\n")
+            first = ""
+    others = in_order({name: value for name, value in result.scores.items() if name not in METRICS})
+    if others:
+        shown = ", ".join(f"{measure_of(name).title} {measure_of(name).shown(others[name])}" for name in others)
         sys.stdout.write(f"Test {shown}\n")
     for name, each in (result.before or {}).items():
-        before, after = each.before["bleu"], each.after["bleu"]
-        sys.stdout.write(f"     BLEU {before:.2f} before, {after:.2f} after  ({name}, p = {each.p:.3f})\n")
+        before, after = (judged.shown(side[judged.name]) for side in (each.before, each.after))
+        sys.stdout.write(f"     {judged.title} {before} before, {after} after  ({name}, p = {each.p:.3f})\n")
     for direction, altered in (result.altered or {}).items():
         for name, scores in altered.items():
-            sys.stdout.write(f"     BLEU {scores['bleu']:.2f}  ({direction}, {name})\n")
+            sys.stdout.write(f"     {judged.title} {judged.shown(scores[judged.name])}  ({direction}, {name})\n")
     sys.stdout.write(f"Model     {result.model}\n")
-
-
-def _rounded(measures: "dict[str, float | None]") -> dict[str, str]:
-    return {name: "not finite" if value is None else f"{value:.4g}" for name, value in measures.items()}
 
 
 # ---- average -----------------------------------------------------------------------------------------------------

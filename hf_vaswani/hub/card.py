@@ -3,7 +3,6 @@
 import html
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,37 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from safetensors import safe_open
 
-from ..files import read_json, read_json_lines
-from ..metrics import METRICS
-from ..recipe import PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
+from ..files import read_json
+from ..metrics import MEASURES, measure_of
+from ..recipe import LABEL_TASKS, PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe
 from ..recipe_file import load_recipe
 from ..records import Environment, Result, Scored, public
 from ..run_folder import CURVE, MODEL, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 from .evaluation import (
-    EXACT,
     SetScores,
     before_rows,
+    curve_picture,
     eval_results,
     headline,
-    measures_table,
-    metrics_of,
+    plotted_measure,
+    read_curve,
+    score_table,
     set_scores,
-    with_altered,
+    split_of,
 )
-from .tasks import TASKS, papers_of, pipeline_of, purpose_of, usage
-from .text_names import datasets_on_the_hub, describe_texts, is_hub_id, languages_of, named_sources, names_only
+from .wording import (
+    TASKS,
+    datasets_on_the_hub,
+    describe_texts,
+    is_hub_id,
+    languages_of,
+    named_sources,
+    names_only,
+    papers_of,
+    pipeline_of,
+    purpose_of,
+    usage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +53,8 @@ NETWORKS = {
     ("encoder",): "encoder of the Transformer",
     ("decoder",): "decoder of the Transformer",
 }
+# Sections of a recipe that say how a model was made.
+SECTIONS = ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "teacher")
 
 
 def card_files(
@@ -55,17 +68,14 @@ def card_files(
     """
     files = {}
     recipe = recipe or load_recipe([str(run_dir / RECIPE)])
-    try:
-        from .curve import curve_picture
-    except ImportError as error:
-        logger.warning(f"The model card has no training curve. {error}")
-    else:
-        measure = _plotted(recipe)
-        training = _curve(run_dir / CURVE, scored.step, "loss")
-        validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
-        if training or validations:
-            per = TASKS[recipe.task].per
-            files[PICTURE] = curve_picture(training, validations, measure, f"nats per {per}")
+    measure = plotted_measure(recipe)
+    training = read_curve(run_dir / CURVE, scored.step, "loss")
+    validations = read_curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
+    if training or validations:
+        try:
+            files[PICTURE] = curve_picture(training, validations, measure, f"nats per {TASKS[recipe.task].per}")
+        except ImportError as error:
+            logger.warning(f"The model card has no training curve. {error}")
     card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files, recipe)
     return files | {"README.md": str(card).encode()}
 
@@ -101,62 +111,63 @@ def render_card(
     recipe = public(recipe or load_recipe([str(run_dir / RECIPE)]))
     environment, scored = public(read_environment(run_dir)), public(scored)
     config = public(read_json(folder / "config.json"))
-    split = "test" if isinstance(scored, Result) else "validation"
-    # Runs that did not record it may have started from a folder.
-    start = recipe.initialize.from_
-    is_published = start is not None and environment.start_is_local is False and is_hub_id(start)
-    on_hub = datasets_on_the_hub(recipe, environment) | ({str(start)} if is_published else set())
-    base = str(start).partition("@")[0] if is_published else None
-    kind, has_pairs, measure = TASKS[recipe.task], recipe.task in PAIR_TASKS, _plotted(recipe)
-    rows = list(set_scores(recipe, scored, split, on_hub))
-    before = (scored.before or {}) if isinstance(scored, Result) else {}
+    start = _published_start(recipe, environment)
+    on_hub = datasets_on_the_hub(recipe, environment) | ({start} if start else set())
+    rows = list(set_scores(recipe, scored, on_hub))
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
-    parameters = _count_parameters(folder / WEIGHTS)
-    # The directions of a translation, or else the languages.
-    languages = " and ".join(dict.fromkeys(name for name, _ in named_sources(recipe)[: 1 + len(recipe.more_data)]))
     model_id = repo_id or f"path/to/{run_dir.name}/{folder.name}"
     pin = "" if revision == "main" or repo_id is None else f', revision="{revision}"'
+    parameters = _count_parameters(folder / WEIGHTS)
+    facts = _facts(recipe, environment, scored, parameters, config)
     return ModelCard.from_template(
-        _metadata(recipe, on_hub, base, name, rows),
+        _metadata(recipe, on_hub, start, name, rows, scored),
         template_path=str(TEMPLATE),
-        task=recipe.task,
         title=_cell(name),
-        summary=f"A {kind.model} for {languages} with {_many(parameters)} parameters"
-        f"{headline(recipe, scored, split)}.",
-        network=NETWORKS[_stacks(config)],
-        origin=_origin(recipe, base),
-        purpose=purpose_of(recipe),
+        parameters=f"{parameters / 1e6:.1f} million" if parameters >= 1e5 else f"{parameters:,}",
         usage=usage(recipe, folder, model_id, pin),
         trusting_usage=usage(recipe, folder, model_id, pin, is_trusted=True),
-        auto_class=kind.auto_class,
-        has_pipeline=pipeline_of(recipe.task) is not None,
-        scores=[
-            {"text": f"{row.name}: {_cell(row.text)}{how}"}
-            | {metric: f"{score:.4f}" if metric == EXACT else f"{score:.2f}" for metric, score in scores.items()}
-            for row in rows
-            for how, scores in with_altered(row, scored)
-        ]
-        if has_pairs
-        else [],
-        measured=[[_cell(text) for text in row] for row in measures_table(rows, scored)]
-        if rows and not has_pairs
-        else [],
-        per=kind.per,
-        search=_search(recipe, split),
-        before=list(before_rows(before)),
-        test_signature=next((each.signature for each in before.values()), ""),
-        signatures=[(METRICS[metric], text) for metric, text in rows[0].signatures.items()]
-        if rows and has_pairs
-        else [],
+        origin=_origin(recipe, start),
         curve=PICTURE if has_curve else None,
-        plotted="loss" + (f" and {measure_name(measure)}" if measure else ""),
-        training_loss=_training_loss(recipe),
         texts=[_cell(text) for text in describe_texts(recipe, environment, on_hub)],
-        facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, config)],
+        facts=[(name, _cell(value)) for name, value in facts.items() if value],
         settings=_settings(recipe, on_hub).replace("```", "'''"),
-        languages=languages,
-        papers=papers_of(recipe, _stacks(config)),
+        **_words(recipe, _stacks(config)),
+        **_evaluation(recipe, rows, scored),
     )
+
+
+def _words(recipe: Recipe, stacks: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what the template says of the task."""
+    kind = TASKS[recipe.task]
+    # The directions of a translation, or else the languages.
+    languages = dict.fromkeys(name for name, _ in named_sources(recipe)[: 1 + len(recipe.more_data)])
+    return {
+        "task": recipe.task,
+        "model": kind.model,
+        "languages": " and ".join(languages),
+        "network": NETWORKS[stacks],
+        "purpose": purpose_of(recipe),
+        "auto_class": kind.auto_class,
+        "has_pipeline": pipeline_of(recipe.task) is not None,
+        "per": kind.per,
+        "training_loss": _training_loss(recipe),
+        "papers": papers_of(recipe, stacks),
+    }
+
+
+def _evaluation(recipe: Recipe, rows: list[SetScores], scored: Scored) -> dict[str, Any]:
+    """Returns what the template says of the scores."""
+    before = (scored.before or {}) if isinstance(scored, Result) else {}
+    return {
+        "headline": headline(recipe, scored),
+        "has_pairs": recipe.task in PAIR_TASKS,
+        "scores": [[_cell(text) for text in row] for row in score_table(recipe, rows, scored)],
+        "search": _search(recipe, split_of(scored)),
+        "signatures": [(measure_of(metric).title, text) for metric, text in (scored.signatures or {}).items()],
+        "before": before_rows(before),
+        "test_signature": next((each.signature for each in before.values()), ""),
+        "plotted": " and ".join(measure_of(each).title for each in ("loss", plotted_measure(recipe)) if each),
+    }
 
 
 def _stacks(config: dict[str, Any]) -> tuple[str, ...]:
@@ -166,11 +177,11 @@ def _stacks(config: dict[str, Any]) -> tuple[str, ...]:
     return ("decoder",) if config.get("is_decoder") else ("encoder",)
 
 
-def _plotted(recipe: Recipe) -> str | None:
-    """Returns the measure whose curve is beside that of the loss, if there is one."""
-    if recipe.task in PAIR_TASKS:
-        return "bleu"
-    return None if recipe.training.best_by == "loss" else recipe.training.best_by
+def _published_start(recipe: Recipe, environment: Environment) -> str | None:
+    """Returns the model that the training started from if it is on the Hub, with its revision."""
+    start = recipe.initialize.from_
+    # Runs that did not record it may have started from a folder.
+    return str(start) if start and environment.start_is_local is False and is_hub_id(start) else None
 
 
 def _training_loss(recipe: Recipe) -> str:
@@ -183,7 +194,7 @@ def _training_loss(recipe: Recipe) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
-def _origin(recipe: Recipe, base: str | None) -> str:
+def _origin(recipe: Recipe, published: str | None) -> str:
     """Returns what the training started from, in words that follow "trained"."""
     start, teachers, text = recipe.initialize.from_, recipe.teacher.model, ""
     if teachers is not None:
@@ -193,14 +204,17 @@ def _origin(recipe: Recipe, base: str | None) -> str:
         text = f" on the translations of {' and '.join(names)}"
     if start is None:
         return f"from scratch{text}"
-    named = f"[{base}](https://huggingface.co/{base})" if base else f"`{Path(start).name}`"
-    return f"further from {named}{text}"
+    base = published.partition("@")[0] if published else None
+    return f"further from {f'[{base}](https://huggingface.co/{base})' if base else f'`{Path(start).name}`'}{text}"
 
 
-def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, rows: list[SetScores]) -> ModelCardData:
+def _metadata(
+    recipe: Recipe, on_hub: set[str], start: str | None, name: str, rows: list[SetScores], scored: Scored
+) -> ModelCardData:
     """Returns the metadata by which the Hub finds the model and shows its scores."""
     sources = [recipe.data, *recipe.more_data]
-    results = eval_results(recipe, rows)
+    results = eval_results(recipe, rows, scored)
+    shown = {name for row in rows for name in row.scores}
     return ModelCardData(
         language=languages_of(recipe),
         license=recipe.hub.license,
@@ -208,10 +222,10 @@ def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, row
         # A tag without a pipeline that loads the model would be wrong on its page.
         pipeline_tag=pipeline_of(recipe.task),
         tags=["vaswani", "attention-is-all-you-need"],
-        base_model=base,
+        base_model=start and start.partition("@")[0],
         # The Hub finds them by their ids, without a revision.
         datasets=sorted({name.partition("@")[0] for name in on_hub & {str(part.dataset) for part in sources}}) or None,
-        metrics=metrics_of(recipe, rows),
+        metrics=[name for name, measure in MEASURES.items() if measure.is_known_to_hub and name in shown] or None,
         model_name=name if results else None,
         eval_results=results or None,
     )
@@ -232,57 +246,38 @@ def _search(recipe: Recipe, split: str) -> str:
 
 def _facts(
     recipe: Recipe, environment: Environment, scored: Scored, parameters: int, config: dict[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yields names and values for the table of the training procedure."""
-    training, stacks = recipe.training, _stacks(config)
-    yield "parameters", f"{parameters:,}"
+) -> dict[str, str]:
+    """Returns names and values for the table of the training procedure; a value that is not known is empty."""
+    training, stacks, processes = recipe.training, _stacks(config), environment.processes
     numbers = [config[f"{stack}_layers"] for stack in stacks]
     layers = " + ".join(map(str, numbers)) + (" layer" if numbers == [1] else " layers")
-    if len(stacks) == 1:
-        layers = f"{stacks[0]} of {layers}"
-    yield (
-        "architecture",
-        f"{layers}, d_model {config['d_model']}, d_ff {config['d_ff']}, {config['num_heads']} heads",
-    )
-    if recipe.task in ("classification", "tagging"):
-        yield "labels", ", ".join(map(str, config.get("id2label", {}).values()))
-    yield "vocabulary", f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}"
+    sizes = f"d_model {config['d_model']}, d_ff {config['d_ff']}, {config['num_heads']} heads"
+    labels = config.get("id2label", {}) if recipe.task in LABEL_TASKS else {}
     averaged = scored.averaged if isinstance(scored, Result) else []
-    yield (
-        "updates",
-        f"{scored.step:,}" + (f", average of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
-    )
-    processes = environment.processes
+    mean = f", average of {len(averaged)} checkpoints" if len(averaged) > 1 else ""
     tokens = math.prod(training.batches(processes)) * processes
-    sides = " on each side" if len(stacks) == 2 else ""
-    yield "tokens per update", f"up to {tokens:,}{sides}, padding included"
     rate = f", peak {training.peak_learning_rate}" if training.peak_learning_rate else ""
-    yield (
-        "optimizer",
-        f"{training.optimizer}, {training.schedule} schedule{rate}, {training.warmup_steps:,} warm-up updates",
-    )
-    yield (
-        "precision",
-        "float32" if environment.mixed_precision == "no" else f"{environment.mixed_precision} mixed precision",
-    )
-    yield "seed", str(environment.seed)
-    threads = environment.cpu_threads * processes
-    if hardware := environment.gpu or environment.cpu:
-        yield (
-            "hardware",
-            f"{processes} x {hardware}"
-            if environment.gpu
-            else f"{threads} {'thread' if threads == 1 else 'threads'} on {hardware}",
-        )
-    if seconds := scored.seconds:
-        yield "training time", f"{_duration(seconds)}, validations included"
+    warm_up = f"{training.warmup_steps:,} warm-up updates"
+    precision, threads = environment.mixed_precision, environment.cpu_threads * processes
+    hardware = environment.cpu and f"{threads} {'thread' if threads == 1 else 'threads'} on {environment.cpu}"
     versions = {"Python": environment.python} | environment.packages
-    yield "software", ", ".join(f"{name} {version}" for name, version in versions.items())
-    if environment.git_revision:
-        yield "hf_vaswani revision", environment.git_revision
-    if environment.commits:
-        names = {name.partition("@")[0]: commit for name, commit in environment.commits.items()}
-        yield "from the Hub", ", ".join(f"{name} at {commit}" for name, commit in names.items())
+    commits = {name.partition("@")[0]: commit for name, commit in (environment.commits or {}).items()}
+    return {
+        "parameters": f"{parameters:,}",
+        "architecture": f"{f'{stacks[0]} of ' if len(stacks) == 1 else ''}{layers}, {sizes}",
+        "labels": ", ".join(map(str, labels.values())),
+        "vocabulary": f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}",
+        "updates": f"{scored.step:,}{mean}",
+        "tokens per update": f"up to {tokens:,}{' on each side' if len(stacks) == 2 else ''}, padding included",
+        "optimizer": f"{training.optimizer}, {training.schedule} schedule{rate}, {warm_up}",
+        "precision": "float32" if precision == "no" else f"{precision} mixed precision",
+        "seed": str(environment.seed),
+        "hardware": f"{processes} x {environment.gpu}" if environment.gpu else hardware or "",
+        "training time": f"{_duration(scored.seconds)}, validations included" if scored.seconds else "",
+        "software": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "hf_vaswani revision": environment.git_revision or "",
+        "from the Hub": ", ".join(f"{name} at {commit}" for name, commit in commits.items()),
+    }
 
 
 def _duration(seconds: float) -> str:
@@ -294,28 +289,20 @@ def _duration(seconds: float) -> str:
 def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     """Returns the keys of a recipe that differ from their defaults, as YAML, with paths reduced to names."""
     found: dict[str, Any] = {}
-    here, defaults = asdict(recipe), asdict(Recipe())
-    if recipe.task != defaults["task"]:
+    here, plain = asdict(recipe), asdict(Recipe())
+    if recipe.task != plain["task"]:
         found["task"] = recipe.task
-    for section in ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "teacher"):
-        changed = {
-            key.removesuffix("_"): value for key, value in here[section].items() if value != defaults[section][key]
-        }
-        if changed:
-            found[section] = changed
-    if recipe.more_data:
-        plain = asdict(SourceRecipe())
-        found["more_data"] = [
-            {key: value for key, value in source.items() if value != plain[key]} for source in here["more_data"]
-        ]
-    if recipe.validation_sets:
-        empty = asdict(EvaluationSetRecipe())
-        found["validation_sets"] = {
-            name: {key: value for key, value in part.items() if value != empty[key]}
-            for name, part in here["validation_sets"].items()
-        }
-    found = names_only("", found, on_hub)
+    for section in SECTIONS:
+        found[section] = _changed(here[section], plain[section])
+    found["more_data"] = [_changed(source, asdict(SourceRecipe())) for source in here["more_data"]]
+    empty = asdict(EvaluationSetRecipe())
+    found["validation_sets"] = {name: _changed(part, empty) for name, part in here["validation_sets"].items()}
+    found = names_only("", {name: value for name, value in found.items() if value}, on_hub)
     return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
+
+
+def _changed(section: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    return {name.removesuffix("_"): value for name, value in section.items() if value != plain[name]}
 
 
 def _count_parameters(path: Path) -> int:
@@ -326,24 +313,6 @@ def _count_parameters(path: Path) -> int:
         return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
-def _many(count: int) -> str:
-    return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
-
-
 def _cell(text: str) -> str:
     """Escapes text for one line of Markdown, or one cell of a table."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
-
-
-def _curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
-    """Reads the points of a log up to an update, and skips incomplete lines: the training may be writing one."""
-    lines, _ = read_json_lines(path)
-    lines = [line | measures if isinstance(measures := line.get("measures"), dict) else line for line in lines]
-    numbers = [(line, [line.get(name, "") for name in names]) for line in lines if line["step"] <= last]
-    # A value that is not finite is written as null, but a BLEU is always finite.
-    optional = [float if name == "bleu" else type(None) for name in names]
-    return [
-        line
-        for line, values in numbers
-        if all(type(value) in (int, float, kind) for value, kind in zip(values, optional, strict=True))
-    ]

@@ -1,17 +1,25 @@
-"""The scores of a model as its card, its commits and the metadata on the Hub have them."""
+"""The scores of a model as its card, its commits and the metadata on the Hub have them, and the training curve."""
 
+import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
 
-from ..metrics import METRICS
-from ..recipe import PAIR_TASKS, RANKED_BY, Recipe, measure_name
-from ..records import Comparison, Result, Scored
-from .tasks import TASKS
-from .text_names import named_sources, text_name
+from ..extras import extra
+from ..files import read_json_lines
+from ..metrics import COMPARED_BY, METRICS, Comparison, in_order, measure_of
+from ..recipe import PAIR_TASKS, RANKED_BY, Recipe
+from ..records import Result, Scored
+from .wording import TASKS, named_sources, text_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ALTERED = {
     "upper": "in capital letters on both sides",
@@ -19,20 +27,9 @@ ALTERED = {
     "typos": "with typing errors in the source",
     "no_final_mark": "without final marks on both sides",
 }
-# Measures of tasks other than translation in the order of a table, and which values are better.
-ARROWS = {
-    "loss": "↓",
-    "perplexity": "↓",
-    "word_perplexity": "↓",
-    "byte_perplexity": "↓",
-    "accuracy": "↑",
-    "f1": "↑",
-    "next_sentence_accuracy": "↑",
-}
-# The measure of `text_to_text` besides the metrics.
-EXACT = "exact_match"
-# The measures that are metrics of `evaluate`, by which the Hub knows them.
-KNOWN = ("perplexity", "accuracy", "f1")
+TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
+# The lines of several validation sets take these colours in turn.
+SETS = ("#1f5fa8", "#d1742b", "#3b8f5a", "#8a55a5", "#b3404a", "#5b7083")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,6 @@ class SetScores:
         text (`str`): name of its text.
         dataset (`str`), config (`str`, *optional*), split (`str`, *optional*): its text in the metadata.
         scores (`dict[str, float]`): by measure; `None` for one that is not finite.
-        signatures (`dict[str, str]`): sacreBLEU's, by metric.
     """
 
     name: str
@@ -56,18 +52,11 @@ class SetScores:
     config: str | None
     split: str | None
     scores: dict[str, float | None]
-    signatures: dict[str, str]
 
 
-# ---- The score of a model ----------------------------------------------------------------------------------------
-
-
-def measures_of(scored: Scored) -> dict[str, float | None]:
-    """Returns the measures of a task other than translation, the loss among them; none if it was not measured."""
-    if scored.measures is None:
-        return {}
-    loss = {} if isinstance(scored, Result) else {"loss": scored.loss}
-    return _ordered(loss | scored.measures)
+def split_of(scored: Scored) -> str:
+    """Returns the split that scores are of: models are tested, checkpoints are validated."""
+    return "test" if isinstance(scored, Result) else "validation"
 
 
 def main_score(recipe: Recipe, scored: Scored) -> tuple[str, float | None]:
@@ -83,48 +72,43 @@ def main_score(recipe: Recipe, scored: Scored) -> tuple[str, float | None]:
         of `training.best_by`, or in the place of the loss another one of the task, for example the perplexity. `None`
         if it is missing or not finite.
     """
-    if recipe.task in PAIR_TASKS and recipe.training.best_by != EXACT:
-        return "bleu", scored.bleu
-    found, best_by = measures_of(scored), recipe.training.best_by
-    candidates = [best_by, *RANKED_BY[recipe.task], "perplexity"] if best_by == "loss" else [best_by]
-    name = next((name for name in candidates if name != "loss" and name in found), best_by)
-    value = found.get(name)
+    best_by, candidates = recipe.training.best_by, [str(recipe.training.best_by)]
+    if best_by == "loss":
+        candidates = [*(name for name in RANKED_BY[recipe.task] if name != "loss"), "perplexity"]
+    name = next((name for name in candidates if name in scored.scores), best_by)
+    value = scored.scores.get(name)
     return name, value if value is not None and math.isfinite(value) else None
 
 
-def headline(recipe: Recipe, scored: Scored, split: str) -> str:
+def headline(recipe: Recipe, scored: Scored) -> str:
     """Returns the end of a card's first sentence: the score of the model, if it has one."""
     name, value = main_score(recipe, scored)
     if value is None:
         return ""
-    where = f"on the {split} set"
+    where = f"on the {split_of(scored)} set"
     if scored.sets:
         average = "on average over" if recipe.task in PAIR_TASKS else "on"
-        where = f"{average} {len(scored.sets)} {split} sets"
-    return f", {measure_name(name)} {value:.2f} {where}"
+        where = f"{average} {len(scored.sets)} {split_of(scored)} sets"
+    return f", {measure_of(name).title} {value:.2f} {where}"
 
 
 # ---- Sets --------------------------------------------------------------------------------------------------------
 
 
-def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> Iterator[SetScores]:
+def set_scores(recipe: Recipe, scored: Scored, on_hub: set[str]) -> Iterator[SetScores]:
     """
     Yields the scores of each evaluation set.
 
     Args:
         recipe ([`Recipe`]): names the text.
         scored ([`Result`] or [`Validation`]): scores of a task; without any, nothing is yielded.
-        split (`str`): `"test"` or `"validation"`.
         on_hub (`set[str]`): datasets on the Hub.
     """
-    has_pairs = recipe.task in PAIR_TASKS
-    only = measures_of(scored)
-    if has_pairs:
-        only = {metric: getattr(scored, metric) for metric in METRICS} | (scored.measures or {})
-    if (scored.bleu if has_pairs else scored.measures) is None:
+    if not scored.scores:
         return
+    split, has_pairs = split_of(scored), recipe.task in PAIR_TASKS
     parts = [(name, part) for name, part in named_sources(recipe) if text_name(part, split, on_hub)]
-    sets: dict[str, Any] = scored.sets or {parts[0][0]: only}
+    sets: dict[str, Any] = scored.sets or {parts[0][0]: scored.scores}
     for (_, part), (name, scores) in zip(parts, sets.items(), strict=True):
         from_dataset = getattr(part, f"{split}_files") is None
         yield SetScores(
@@ -135,62 +119,40 @@ def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> 
             # The Hub merges the results of sets that have dataset, config and split in common.
             config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
             split=getattr(part, f"{split}_split") if from_dataset else None,
-            scores={name: scores[name] for name in (*METRICS, EXACT) if scores.get(name) is not None}
-            if has_pairs
-            else _ordered(scores),
-            signatures=scored.signatures or {},
+            # The loss of pairs depends on the vocabulary.
+            scores=in_order({each: value for each, value in scores.items() if each != "loss" or not has_pairs}),
         )
 
 
-def with_altered(row: SetScores, scored: Scored) -> Iterator[tuple[str, Mapping[str, float | None]]]:
-    """Yields the scores of a set, and those of its alterations with a note."""
-    yield "", row.scores
+def score_table(recipe: Recipe, rows: Sequence[SetScores], scored: Scored) -> list[list[str]]:
+    """Returns the table of the scores: its head, and a row for each text and each of its alterations."""
+    if not rows:
+        return []
+    measures = [measure_of(name) for name in rows[0].scores]
+    texts: list[tuple[str, Mapping[str, float | None]]] = []
+    if len(rows) > 1 and recipe.task not in PAIR_TASKS:
+        texts.append(("all sets together", scored.scores))
     altered = (scored.altered if isinstance(scored, Result) else None) or {}
-    for name, scores in altered.get(row.name, {}).items():
-        yield f", {ALTERED.get(name, name)}", scores
+    for row in rows:
+        name = f"{row.name}: {row.text}"
+        texts.append((name, row.scores))
+        texts += [(f"{name}, {ALTERED.get(how, how)}", each) for how, each in altered.get(row.name, {}).items()]
+    head = [f"{each.title} {'↑' if each.is_higher_better else '↓'}" for each in measures]
+    return [["text", *head], *([text, *(each.shown(of.get(each.name)) for each in measures)] for text, of in texts)]
 
 
-def before_rows(before: dict[str, Comparison]) -> Iterator[dict[str, str]]:
-    """Yields the BLEU of each test set before and after the training, as the card shows them."""
+def before_rows(before: Mapping[str, Comparison]) -> list[list[str]]:
+    """Returns a row for each test set: the score before and after the training, their difference, and its p-value."""
+    rows = []
     for name, each in before.items():
-        earlier, later = each.before["bleu"], each.after["bleu"]
-        yield {
-            "set": name,
-            "before": f"{earlier:.2f}",
-            "after": f"{later:.2f}",
-            "difference": f"{later - earlier:+.2f}",
-            "p": f"{each.p:.3f}",
-        }
+        earlier, later = each.before[COMPARED_BY], each.after[COMPARED_BY]
+        rows.append([name, f"{earlier:.2f}", f"{later:.2f}", f"{later - earlier:+.2f}", f"{each.p:.3f}"])
+    return rows
 
 
-def measures_table(rows: list[SetScores], scored: Scored) -> list[list[str]]:
-    """Returns the table of the measures of a task other than translation: its head, and a row for each text."""
-    measures = list(rows[0].scores)
-    texts = [(f"{row.name}: {row.text}", row.scores) for row in rows]
-    if len(rows) > 1:
-        texts.insert(0, ("all sets together", measures_of(scored)))
-    head = ["text", *(f"{measure_name(name)} {ARROWS.get(name, '')}".strip() for name in measures)]
-    return [head, *([text, *(_shown(name, scores.get(name)) for name in measures)] for text, scores in texts)]
-
-
-def _shown(name: str, value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "not finite"
-    return f"{value:,.2f}" if name.endswith("perplexity") else f"{value:.4f}"
-
-
-def _ordered(measures: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Sorts measures as a table has them, unknown ones last."""
-    names = [*ARROWS, *measures]
-    return {name: measures[name] for name in sorted(measures, key=names.index)}
-
-
-# ---- Metadata ----------------------------------------------------------------------------------------------------
-
-
-def eval_results(recipe: Recipe, rows: list[SetScores]) -> list[EvalResult]:
+def eval_results(recipe: Recipe, rows: Sequence[SetScores], scored: Scored) -> list[EvalResult]:
     """Returns the results of a model in the form of `huggingface_hub`, without values that are not finite."""
-    kind = TASKS[recipe.task]
+    kind, signatures = TASKS[recipe.task], scored.signatures or {}
     return [
         EvalResult(
             task_type=kind.hub_task,
@@ -199,18 +161,102 @@ def eval_results(recipe: Recipe, rows: list[SetScores]) -> list[EvalResult]:
             dataset_name=row.text,
             dataset_config=row.config,
             dataset_split=row.split,
-            metric_type=metric,
-            metric_name=METRICS.get(metric) or measure_name(metric),
-            metric_value=round(score, 2 if metric in METRICS else 4),
-            metric_args={"signature": row.signatures[metric]} if metric in METRICS else None,
+            metric_type=name,
+            metric_name=measure_of(name).title,
+            metric_value=round(value, measure_of(name).decimals),
+            metric_args={"signature": signatures[name]} if name in METRICS else None,
         )
         for row in rows
-        for metric, score in row.scores.items()
-        if score is not None and math.isfinite(score)
+        for name, value in row.scores.items()
+        if value is not None and math.isfinite(value)
     ]
 
 
-def metrics_of(recipe: Recipe, rows: list[SetScores]) -> list[str] | None:
-    """Returns the metrics of a model by the Hub's names; `None` without any."""
-    known = (*METRICS, EXACT) if recipe.task in PAIR_TASKS else KNOWN
-    return [name for name in known if any(name in row.scores for row in rows)] or None
+# ---- Curve -------------------------------------------------------------------------------------------------------
+
+
+def plotted_measure(recipe: Recipe) -> str | None:
+    """Returns the measure whose curve is beside that of the loss, if there is one."""
+    if recipe.task in PAIR_TASKS:
+        return RANKED_BY[recipe.task][0]
+    return None if recipe.training.best_by == "loss" else recipe.training.best_by
+
+
+def read_curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
+    """Reads the points of a log up to an update, and skips incomplete lines: the training may be writing one."""
+    lines, _ = read_json_lines(path)
+    lines = [line | measures if isinstance(measures := line.get("measures"), dict) else line for line in lines]
+    # A value that is not finite is written as null.
+    kinds = (int, float, type(None))
+    return [
+        line for line in lines if line["step"] <= last and all(type(line.get(name, "")) in kinds for name in names)
+    ]
+
+
+def plot_curve(
+    training: Sequence[dict[str, Any]],
+    validations: Sequence[dict[str, Any]],
+    measure: str | None = "bleu",
+    unit: str = "nats per target token",
+) -> "Figure":
+    """
+    Plots the loss, and a measure of the validations, over the updates of a run.
+
+    Args:
+        training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`.
+        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, the measure and `best`,
+            and with several sets `sets`. A value of `None`, which was not finite, is not plotted.
+        measure (`str`, *optional*): measure with a panel of its own; `None` for none.
+        unit (`str`): unit of the loss.
+
+    Returns:
+        `Figure`: one panel for the loss, and a second one for the measure if there are validations. Each of several
+        validation sets has a curve of its own.
+    """
+    with extra("viz"):
+        from matplotlib.figure import Figure
+
+    names = ["loss", measure] if measure and validations else ["loss"]
+    figure = Figure(figsize=(9 if names[1:] else 5, 3.2), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False, sharex=True)[0]
+    panels[0].set_ylabel(unit)
+    _plot(panels[0], training, "loss", "training", TRAINING)
+    sets = list(dict.fromkeys(name for line in validations for name in line.get("sets") or ()))
+    for panel, name in zip(panels, names, strict=True):
+        panel.set_title("Loss" if name == "loss" else f"Validation {measure_of(name).title}")
+        for each, color in zip(sets, cycle(SETS), strict=False):
+            of_set = [{"step": line["step"], **(line.get("sets") or {}).get(each, {})} for line in validations]
+            _plot(panel, of_set, name, each, color, ".")
+        if not sets:
+            _plot(panel, validations, name, "validation" if name == "loss" else None, VALIDATION, ".")
+    ranking, panel = names[-1], panels[-1]
+    for line in validations:
+        if line.get("best") and sets:
+            panel.axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
+        elif line.get("best") and line.get(ranking) is not None:
+            panel.plot(line["step"], line[ranking], "o", color=VALIDATION, label=f"best: {line[ranking]:.2f}")
+    for panel in panels:
+        panel.set_xlabel("updates")
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(frameon=False)
+    return figure
+
+
+def _plot(
+    panel: "Axes", lines: Sequence[dict[str, Any]], value: str, label: str | None, color: str, marker: str = ""
+) -> None:
+    """Plots one value of the lines that have it."""
+    points = [(line["step"], line[value]) for line in lines if line.get(value) is not None]
+    if points:
+        panel.plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
+
+
+def curve_picture(
+    training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]], measure: str | None, unit: str
+) -> bytes:
+    """Renders [`plot_curve`] as a PNG file; the same curve always gives the same bytes."""
+    file = io.BytesIO()
+    plot_curve(training, validations, measure, unit).savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

@@ -1,4 +1,4 @@
-"""Publishing on the Hub: only with a score, in one commit, and in the background of a training."""
+"""Publishing on the Hub: only with a score, not below another model, in one commit, and beside a training."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from huggingface_hub import (
     CommitOperationDelete,
     HfApi,
     ModelInfo,
+    SpaceInfo,
     get_session,
     get_token,
     snapshot_download,
@@ -31,7 +32,8 @@ from huggingface_hub.errors import (
 
 from ..adapters import has_adapter
 from ..files import CODE, digest, is_renewed, read_json, temporary_name
-from ..recipe import PAIR_TASKS, HubRecipe, Recipe, measure_name
+from ..metrics import COMPARED_BY, METRICS, Comparison, measure_of
+from ..recipe import PAIR_TASKS, HubRecipe, Recipe
 from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, public_text, to_json
 from ..run_folder import (
@@ -50,8 +52,7 @@ from ..run_folder import (
 )
 from .card import card_files
 from .code import installed_code, renewed_files
-from .evaluation import main_score, measures_of
-from .gate import check_not_worse
+from .evaluation import main_score
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,8 @@ HUB_TIMEOUT = 120
 UNPUBLISHED = "unpublished"
 # Their comparison with the model that they must not be worse than.
 VERDICT = "verdict.json"
-# Earlier versions kept the conversions of engines there, in the folder of a model.
-ENGINES = ".engines"
+# Level of the test whether a model is worse than another one.
+SIGNIFICANT = 0.05
 # The entries of the vocabulary that translate each other, beside the weights.
 SHORTLIST = "shortlist.json"
 LEFT_BY_AN_EARLIER_PUSH = re.compile(
@@ -142,7 +143,7 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
         result = read_result(run_dir)
     except ValueError as error:
         raise ValueError(f"{error} Repeat the training command to write it again from the checkpoints.") from error
-    if result.bleu is None and result.measures is None:
+    if not result.scores:
         raise ValueError(f"{folder} has no score, because the run has no test set: it is not published.")
     if result.files is None:
         raise ValueError(
@@ -167,27 +168,67 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
     """
     if has_adapter(folder):
         raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
-    measure, value = main_score(recipe, scored)
+    name, value = main_score(recipe, scored)
+    measure = measure_of(name)
     if recipe.task in PAIR_TASKS:
+        bleu = scored.scores.get("bleu")
         # A NaN fails this comparison, but would pass `bleu < min_bleu`.
-        if scored.bleu is None or not scored.bleu >= hub.min_bleu:
-            found = "missing" if scored.bleu is None else f"{scored.bleu:.2f}"
+        if bleu is None or not bleu >= hub.min_bleu:
+            found = "missing" if bleu is None else f"{bleu:.2f}"
             raise ValueError(
                 f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {hub.min_bleu:.2f}."
             )
     else:
         # A model whose loss is NaN still has an accuracy.
-        for name, number in ((measure, value), ("loss", measures_of(scored).get("loss"))):
+        for each, number in ((measure, value), (measure_of("loss"), scored.scores.get("loss"))):
             if number is None or not math.isfinite(number):
-                raise ValueError(f"{folder} is not published: its {measure_name(name)} is missing or not finite.")
-    if hub.min_score is not None and measure != recipe.training.best_by:
+                raise ValueError(f"{folder} is not published: its {each.title} is missing or not finite.")
+    if hub.min_score is not None and name != recipe.training.best_by:
         raise ValueError(
             f"{folder} is not published: hub.min_score does not apply to training.best_by {recipe.training.best_by!r}."
         )
     if hub.min_score is not None and not (value is not None and value >= hub.min_score):
         raise ValueError(
-            f"{folder} is not published: its {measure_name(measure)} is {value:.4f}, and hub.min_score is "
-            f"{hub.min_score:.4f}."
+            f"{folder} is not published: its {measure.title} is {measure.shown(value)}, and hub.min_score is "
+            f"{measure.shown(hub.min_score)}."
+        )
+
+
+def is_worse(comparison: Comparison) -> bool:
+    """Returns whether the BLEU of a model is significantly below that of the one it is compared with."""
+    before, after = comparison.before[COMPARED_BY], comparison.after[COMPARED_BY]
+    has_fallen = after < before if METRICS[COMPARED_BY].is_higher_better else after > before
+    return has_fallen and comparison.p < SIGNIFICANT
+
+
+def check_not_worse(folder: Path, than: str | None, verdict: Verdict | None) -> None:
+    """
+    Checks that a model is not significantly worse than another one.
+
+    Args:
+        folder (`Path`): folder of the model or checkpoint, for messages.
+        than (`str`, *optional*): the other model, as `hub.not_worse_than` names it; `None` allows everything.
+        verdict ([`Verdict`], *optional*): the comparison with it.
+
+    Raises:
+        ValueError: the model is worse on a test set, or was not compared with this other one.
+    """
+    if than is None:
+        return
+    if verdict is None or verdict.than != than:
+        raise ValueError(f"{folder} is not published: it was not compared with {than} (hub.not_worse_than).")
+    if not verdict.sets:
+        logger.info(f"hub.not_worse_than: nothing was published before {folder}, so it is compared with nothing")
+    metric = METRICS[COMPARED_BY]
+    scores = " and ".join(
+        f"on {name}, its {metric.title} is {metric.shown(each.after[COMPARED_BY])}, and that of {than} is "
+        f"{metric.shown(each.before[COMPARED_BY])} (p = {each.p:.3f})"
+        for name, each in verdict.sets.items()
+        if is_worse(each)
+    )
+    if scores:
+        raise ValueError(
+            f"{folder} is not published, because it is significantly worse than hub.not_worse_than: {scores}."
         )
 
 
@@ -216,13 +257,11 @@ def push_checkpoint(candidate: Candidate, verdict: Verdict | None = None) -> str
     recipe, scored = candidate.recipe, candidate.scored
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
-    measure, value = main_score(recipe, scored)
-    if (folder / ENGINES).is_dir():
-        logger.warning(
-            f"{folder / ENGINES} is not published: it has conversions by an earlier version, which nothing reads any "
-            "more. Delete it, because other programs would upload it with the model."
-        )
-    files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision, recipe)
+    name, value = main_score(recipe, scored)
+    files: dict[str, str | bytes | None] = {
+        **_scored_files(folder, scored.files or {}),
+        **card_files(run_dir, folder, scored, repo_id, revision, recipe),
+    }
     # It was written after the model was scored, and is that of the checkpoints as well.
     if (run_dir / MODEL / SHORTLIST).is_file():
         files[SHORTLIST] = str(run_dir / MODEL / SHORTLIST)
@@ -231,19 +270,9 @@ def push_checkpoint(candidate: Candidate, verdict: Verdict | None = None) -> str
         head = _prepare_branch(api, folder, hub)
         # Shards of weights, code files and a shortlist that this model does not have.
         names = {each.rfilename for each in head.siblings or []}
-        old = [name for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)]
-        commit = api.create_commit(
-            repo_id,
-            [
-                *(CommitOperationAdd(name, content) for name, content in sorted(files.items())),
-                *(CommitOperationDelete(name) for name in sorted(old)),
-            ],
-            commit_message=f"{folder.name}: {measure_name(measure)} {value:.2f} after {scored.step:,} updates",
-            revision=revision,
-            # The Hub refuses the commit if somebody else has committed in the meantime.
-            parent_commit=head.sha,
-        )
-    return str(commit.commit_url)
+        files |= {name: None for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)}
+        message = f"{folder.name}: {measure_of(name).title} {value:.2f} after {scored.step:,} updates"
+        return commit_files(repo_id, head, files, message, revision)
 
 
 def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
@@ -279,16 +308,40 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
             raise PublishingError(str(error)) from error
         if not files:
             return None
-        commit = api.create_commit(
-            repo_id,
-            [
-                CommitOperationDelete(name) if content is None else CommitOperationAdd(name, content)
-                for name, content in files.items()
-            ],
-            commit_message="Renew the model's code",
-            revision=revision,
-            parent_commit=head.sha,
-        )
+        return commit_files(repo_id, head, files, "Renew the model's code", revision)
+
+
+def commit_files(
+    repo_id: str,
+    head: ModelInfo | SpaceInfo,
+    files: Mapping[str, str | bytes | None],
+    message: str,
+    revision: str = "main",
+    repo_type: str = "model",
+) -> str:
+    """
+    Commits files on top of the state of a branch that `head` describes; the Hub refuses if it has another one by now.
+
+    Args:
+        repo_id (`str`), revision (`str`), repo_type (`str`): repository, branch, and whether it is a model or a space.
+        head ([`ModelInfo`] or [`SpaceInfo`]): the branch.
+        files (`Mapping`): path or content by name; `None` deletes a file.
+        message (`str`): title of the commit.
+
+    Returns:
+        `str`: URL of the commit; without changes, that of the last commit.
+    """
+    commit = HfApi().create_commit(
+        repo_id,
+        [
+            CommitOperationDelete(name) if content is None else CommitOperationAdd(name, content)
+            for name, content in sorted(files.items())
+        ],
+        commit_message=message,
+        revision=revision,
+        repo_type=repo_type,
+        parent_commit=head.sha,
+    )
     return str(commit.commit_url)
 
 

@@ -6,21 +6,15 @@ import re
 from pathlib import Path
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import HfApi
 
 from ..files import read_json
 from ..recipe import HubRecipe
 from ..records import public_text
 from ..run_folder import RESULT, read_result
-from .publishing import PublishingError, publishing_errors
+from .publishing import PublishingError, commit_files, publishing_errors
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# The demo page and what it imports; the package is not on the index that Spaces install from.
-PARTS = (
-    *("__init__.py", "version.py", "extras.py", "files.py", "memory.py", "removed_tasks.py"),
-    *("model/*.py", "serving/*.py", "visualization/*"),
-    *(f"translation/{name}.py" for name in ("__init__", "alignment", "markup", "placement", "precision", "shortlist")),
-)
 APP = '''"""The demo of {model}, written by hf-vaswani push --space."""
 
 import hf_vaswani  # registers the model
@@ -56,49 +50,38 @@ def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revis
     Raises:
         PublishingError: the Hub refused, or could not be reached; or the model is private, and the Space is not.
     """
-    files = space_files(run_dir, folder, str(hub.repo_id), revision)
+    files: dict[str, bytes | None] = {**space_files(run_dir, str(hub.repo_id), revision)}
     with publishing_errors(folder, space_id, "main"):
         api = HfApi()
         # The account may make repositories private by default, and so the model, although the recipe says nothing.
         is_private = hub.private or api.model_info(str(hub.repo_id)).private
-        api.create_repo(
-            space_id, repo_type="space", space_sdk="gradio", private=is_private or hub.private, exist_ok=True
-        )
+        api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=is_private, exist_ok=True)
         head = api.space_info(space_id)
         if is_private and not head.private:
             raise PublishingError(
                 f"The demo of {folder} is not published: {hub.repo_id} is private, and the Space {space_id} public: "
                 "make it private on the Hub, or use another --space."
             )
-        names = {each.rfilename for each in head.siblings or []}
         # Files of an earlier version of the package.
-        old = [name for name in names - set(files) if name.startswith("hf_vaswani/")]
-        api.create_commit(
-            space_id,
-            [
-                *(CommitOperationAdd(name, content) for name, content in sorted(files.items())),
-                *(CommitOperationDelete(name) for name in sorted(old)),
-            ],
-            commit_message=f"The demo of {hub.repo_id} at {revision[:8]}",
-            repo_type="space",
-            parent_commit=head.sha,
-        )
+        names = {each.rfilename for each in head.siblings or [] if each.rfilename.startswith("hf_vaswani/")}
+        files |= dict.fromkeys(names - set(files))
+        commit_files(space_id, head, files, f"The demo of {hub.repo_id} at {revision[:8]}", repo_type="space")
         return f"{api.endpoint}/spaces/{space_id}"
 
 
 def check_space(folder: Path) -> None:
     """Raises a `ValueError` if a model cannot have a demo."""
-    config = read_json(folder / "config.json")
-    if not config.get("is_encoder_decoder", True):
+    if not read_json(folder / "config.json").get("is_encoder_decoder", True):
         raise ValueError(f"--space is the demo of a model that translates, but {folder} does not.")
 
 
-def space_files(run_dir: Path, folder: Path, repo_id: str, revision: str) -> dict[str, bytes]:
+def space_files(run_dir: Path, repo_id: str, revision: str) -> dict[str, bytes]:
     """
-    Returns the files of a Space, by name.
+    Returns the files of a Space, by name: its app, and this package beside it. A Space is built with nothing but its
+    requirements.txt, so these cannot name a wheel among its files, and the package is on no index.
 
     Args:
-        run_dir (`Path`), folder (`Path`): the run, and its model.
+        run_dir (`Path`): the run.
         repo_id (`str`), revision (`str`): where the model is published, and the commit.
     """
     samples = (read_result(run_dir).samples or []) if (run_dir / RESULT).is_file() else []
@@ -121,20 +104,18 @@ def space_files(run_dir: Path, folder: Path, repo_id: str, revision: str) -> dic
     app = APP.format(model=repo_id, revision=revision, examples=listed)
     found = {"README.md": readme, "app.py": app, "requirements.txt": _requirements()}
     files = {name: text.encode() for name, text in found.items()}
-    for part in PARTS:
-        for path in sorted(PACKAGE.glob(part)):
-            if path.is_file():
-                files[f"hf_vaswani/{path.relative_to(PACKAGE).as_posix()}"] = path.read_bytes()
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            files[path.relative_to(PACKAGE.parent).as_posix()] = path.read_bytes()
     return files
 
 
 def _requirements() -> str:
     """Returns the dependencies of the package without extras, in the versions that are installed here."""
     needed = [each for each in importlib.metadata.requires("hf_vaswani") or [] if "extra ==" not in each]
-    names = [re.match(r"[\w.-]+", each) for each in needed]
-    pinned = [(name[0], _version(name[0])) for name in names if name is not None]
+    names = [match[0] for each in needed if (match := re.match(r"[\w.-]+", each))]
     # A local version, such as torch's 2.13.0+cpu, is on no index.
-    return "".join(f"{name}=={str(version).split('+')[0]}\n" for name, version in pinned)
+    return "".join(f"{name}=={str(_version(name)).split('+')[0]}\n" for name in names)
 
 
 def _version(name: str) -> str | None:

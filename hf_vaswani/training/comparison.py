@@ -12,9 +12,8 @@ from ..data.pairs import evaluation_texts
 from ..data.task_data import EvaluationText
 from ..data.tokenizer import has_tag, is_tag
 from ..extras import extra
-from ..hub.gate import compare_sets
 from ..hub.publishing import Candidate, Publisher, last_push
-from ..metrics import score
+from ..metrics import COMPARED_BY, compare_sets, score
 from ..model.sentences_vaswani import LanguageTags
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
@@ -176,8 +175,9 @@ def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -
             if name is not None:
                 before = translate_tests(run, name)
                 after, _ = translate_and_score(run, state.eval_model(), "test", run.recipe.evaluation.num_beams)
-                sets = on_main_process(run.accelerator, compare_sets, run.sets["test"], before, after, run.recipe)
-                verdict = replace(verdict, sets=sets)
+                how = run.recipe.evaluation.tokenize, run.recipe.evaluation.lowercase
+                texts = run.sets["test"], before, after
+                verdict = replace(verdict, sets=on_main_process(run.accelerator, compare_sets, *texts, *how))
         # As with all of publishing, no error ends the training.
         except (ValueError, OSError) as error:
             logger.warning(f"{checkpoint} is not published: {error}")
@@ -220,7 +220,9 @@ def judge(candidate: Candidate) -> Verdict | None:
         _check_text(folder, scored, texts, after, recipe.evaluation)
     before = _kept(run_dir, scored, START_TRANSLATIONS, texts) if hub.not_worse_than == "start" else None
     before = before or _translate(name, texts)
-    return replace(verdict, sets=compare_sets(texts, before, after or _translate(folder, texts, is_own=True), recipe))
+    after = after or _translate(folder, texts, is_own=True)
+    how = recipe.evaluation.tokenize, recipe.evaluation.lowercase
+    return replace(verdict, sets=compare_sets(texts, before, after, *how))
 
 
 def _kept(run_dir: Path, scored: Scored, stem: str, texts: list[EvaluationText]) -> dict[str, list[str]] | None:
@@ -239,11 +241,12 @@ def _check_text(
 ) -> None:
     """Raises a `ValueError` if translations no longer have the recorded score: the references are others."""
     for text in texts:
-        recorded = scored.bleu if scored.sets is None else scored.sets.get(text.name, {}).get("bleu")
-        lines = translations[text.name]
-        same_length = len(lines) == len(text.target)
-        bleu = score(lines, text.target, evaluation.tokenize, evaluation.lowercase)["bleu"] if same_length else None
-        if bleu is None or recorded is None or abs(bleu - recorded) > ROUNDING:
+        recorded = (scored.scores if scored.sets is None else scored.sets.get(text.name, {})).get(COMPARED_BY)
+        lines, found = translations[text.name], None
+        if len(lines) == len(text.target):
+            how = evaluation.tokenize, evaluation.lowercase, [COMPARED_BY]
+            found = score(lines, text.target, *how)[COMPARED_BY]
+        if found is None or recorded is None or abs(found - recorded) > ROUNDING:
             raise ValueError(
                 f"{folder} is not published: the text of the test set {text.name} is no longer the one that the model "
                 "was scored on, so it cannot be compared. Restore the text."

@@ -466,7 +466,7 @@ def teacher_scores(
         tag = tags[pair[0], pair[1]]
         lines = [f"{tag} {line}" if tag and line.strip() else line for line in plain]
         translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
-        scored = score(translations, references, **scoring)
-        scores[name] = {metric: scored[metric] for metric in ("bleu", "chrf")}
+        scores[name] = score(translations, references, metrics=("bleu", "chrf"), **scoring)
+        del scores[name]["signatures"]
     atomic_write_text(path, json.dumps(record | {"sets": scores}, indent=2) + "\n")
     return scores

@@ -22,14 +22,13 @@ from ..averaging import average_checkpoints, load_stored
 from ..extras import extra
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
-from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive_run, stopped_by_sigterm
-from ..metrics import score
+from ..metrics import compare_sets, measure_of, score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, close_process_group, on_main_process
-from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
+from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe
 from ..records import Result, public
 from ..run_folder import (
     CURVE,
@@ -495,13 +494,13 @@ def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) 
     on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
     load_stored(model, average_checkpoints(chosen))
     averaged = [checkpoint.name for checkpoint in chosen]
-    result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
+    result = Result(step, averaged=averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}
     earlier: dict[str, list[str]] = {}
     if "test" in run.sets and run.recipe.task in MEASURED_TASKS:
-        measures, sets = measure(run, model, "test")
+        scores, sets = measure(run, model, "test")
         each = {name: finite(part) for name, part in (sets or {}).items()}
-        result = replace(result, measures=finite(measures), sets=each or None)
+        result = replace(result, scores=finite(scores), sets=each or None)
     elif "test" in run.sets:
         translator = cast(VaswaniForConditionalGeneration, model)
         translations, scored = translate_and_score(run, translator, "test", run.recipe.evaluation.num_beams)
@@ -516,12 +515,11 @@ def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) 
         result = replace(result, **scored, altered=altered, samples=samples)
         if run.start is not None:
             earlier = translate_tests(run, run.folder / START)
-            before = on_main_process(
-                run.accelerator, compare_sets, run.sets["test"], earlier, translations, run.recipe
-            )
-            result = replace(result, before=before)
-    texts = {TRANSLATIONS: translations, START_TRANSLATIONS: earlier}
-    result = on_main_process(run.accelerator, _write_result, run, model, result, texts)
+            how = run.recipe.evaluation.tokenize, run.recipe.evaluation.lowercase
+            texts = run.sets["test"], earlier, translations
+            result = replace(result, before=on_main_process(run.accelerator, compare_sets, *texts, *how))
+    written = {TRANSLATIONS: translations, START_TRANSLATIONS: earlier}
+    result = on_main_process(run.accelerator, _write_result, run, model, result, written)
     run.accelerator.wait_for_everyone()
     return result
 
@@ -532,7 +530,8 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
     validations = known_validations(Path(recipe.run_dir))
     from_the_start = len(validations) > 1 and validations[0].step == 0
     if from_the_start and has_stalled(validations, training, len(validations) - 1):
-        what = "a lower loss" if training.best_by == "loss" else f"a higher {measure_name(training.best_by)}"
+        best = measure_of(training.best_by)
+        what = f"a {'higher' if best.is_higher_better else 'lower'} {best.title}"
         logger.warning(f"no validation has {what} than that before the first update")
 
 

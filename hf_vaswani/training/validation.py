@@ -15,11 +15,11 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..data.task_data import EvaluationSet
 from ..extras import extra
-from ..metrics import METRICS, exact_match, score
+from ..metrics import COMPARED_BY, METRICS, measure_of, score, scored_by
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags, longest_source
 from ..processes import on_main_process
-from ..recipe import MEASURED_TASKS, PAIR_TASKS, measure_name
+from ..recipe import MEASURED_TASKS, PAIR_TASKS
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.alignment import choose_alignment
@@ -119,9 +119,8 @@ def translate_and_score(
         split (`str`): `"validation"` or `"test"`.
 
     Returns:
-        `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and scores as [`score`]
-        returns them; a validation has no TER. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has
-        the scores of each set. For `text_to_text`, they have an exact match, too, whose mean is in `measures`.
+        `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and `scores`, `signatures`
+        and `sets` as [`Scored`] has them, in a validation without slow metrics.
     """
     translations = {pairs.name: translate(run, model, pairs.source, num_beams) for pairs in run.sets[split]}
     return translations, on_main_process(run.accelerator, _scores, run, split, translations)
@@ -129,21 +128,15 @@ def translate_and_score(
 
 def _scores(run: Run, split: str, translations: dict[str, list[str]]) -> dict[str, Any]:
     """Scores the translations of the sets of a split."""
-    evaluation = run.recipe.evaluation
-    sets, scored = {}, {}
+    evaluation, sets = run.recipe.evaluation, {}
+    # A young model's translations are long, and their TER takes longer than the rest of the validation.
+    metrics = scored_by(run.recipe.task, with_slow=split == "test")
     for pairs in run.sets[split]:
-        ours = translations[pairs.name]
-        # A young model's translations are long, and their TER takes longer than the rest of the validation.
-        scored = score(ours, pairs.target, evaluation.tokenize, evaluation.lowercase, split == "test")
-        sets[pairs.name] = {metric: scored[metric] for metric in METRICS if metric in scored}
-        if run.recipe.task == "text_to_text":
-            sets[pairs.name]["exact_match"] = exact_match(ours, pairs.target, evaluation.lowercase)
-    means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in next(iter(sets.values()))}
-    if run.recipe.task == "text_to_text":
-        scored["measures"] = {"exact_match": means.pop("exact_match")}
-    if len(sets) > 1:
-        scored |= means | {"sets": sets}
-    return scored
+        how = evaluation.tokenize, evaluation.lowercase, metrics, pairs.plain
+        sets[pairs.name] = score(translations[pairs.name], pairs.target, *how)
+    signatures = [scored.pop("signatures") for scored in sets.values()]
+    means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in metrics}
+    return {"scores": means, "signatures": signatures[-1], "sets": sets if len(sets) > 1 else None}
 
 
 def score_altered(
@@ -166,9 +159,10 @@ def score_altered(
         for name in dict.fromkeys(evaluation.altered):
             sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
             translations = translate(run, model, pairs.with_prefix(sources), num_beams)
-            how = evaluation.tokenize, evaluation.lowercase
+            how = evaluation.tokenize, evaluation.lowercase, tuple(METRICS), sources
             scored = on_main_process(run.accelerator, score, translations, references, *how)
-            found.setdefault(pairs.name, {})[name] = {metric: scored[metric] for metric in METRICS}
+            del scored["signatures"]
+            found.setdefault(pairs.name, {})[name] = scored
     return found or None
 
 
@@ -257,9 +251,17 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
         run ([`Run`]), model ([`VaswaniPreTrainedModel`]): as in [`totals`].
         step (`int`): updates so far.
     """
-    make = _validation_of_text if run.recipe.task in MEASURED_TASKS else _validation_of_translation
-    values, validation = make(run, model, step)
+    if run.recipe.task in MEASURED_TASKS:
+        scores, sets = measure(run, model, "validation")
+        scored: dict[str, Any] = {"scores": scores, "sets": sets}
+    else:
+        scored = _translation_scores(run, cast(VaswaniForConditionalGeneration, model))
+    scores, sets = scored["scores"], scored["sets"] or {}
+    logger.info(f"update {step}: validation {_summary(scored)}")
+    values = scores | {f"{name}/{part}": value for part, each in sets.items() for name, value in each.items()}
     run.accelerator.log({f"validation_{name}": value for name, value in values.items()}, step=step)
+    scored |= {"scores": finite(scores), "sets": {name: finite(part) for name, part in sets.items()} or None}
+    validation = Validation(step, **scored)
 
     def write() -> None:
         validations = [*read_validations(run.folder), validation]
@@ -268,48 +270,30 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
     on_main_process(run.accelerator, write)
 
 
-def _validation_of_translation(
-    run: Run, model: VaswaniPreTrainedModel, step: int
-) -> tuple[dict[str, float], Validation]:
+def _translation_scores(run: Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
+    """Returns the loss and the scores of the translations of the validation sets, as [`Scored`] has them."""
     found = {name: part["loss"] for name, part in totals(run, model, "validation").items()}
-    loss = _mean(found.values())
-    beams = run.recipe.evaluation.validation_num_beams
-    _, scored = translate_and_score(run, cast(VaswaniForConditionalGeneration, model), "validation", beams)
-    sets = scored.get("sets", {})
-    parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in sets.items())
-    signature = scored["signatures"]["bleu"]
-    logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
-    for name, part in sets.items():
+    _, scored = translate_and_score(run, model, "validation", run.recipe.evaluation.validation_num_beams)
+    for name, part in (scored["sets"] or {}).items():
         part["loss"] = _mean([found[name]])
-    values = {"loss": loss} | {metric: scored[metric] for metric in METRICS if metric in scored}
-    values |= scored.get("measures", {})
-    values |= {f"{metric}/{name}": value for name, part in sets.items() for metric, value in part.items()}
-    for part in sets.values():
-        part["loss"] = _finite(part["loss"])
-    return values, Validation(step, _finite(loss), **scored)
+    return scored | {"scores": {"loss": _mean(found.values())} | scored["scores"]}
 
 
-def _validation_of_text(run: Run, model: VaswaniPreTrainedModel, step: int) -> tuple[dict[str, float], Validation]:
-    measures, sets = measure(run, model, "validation")
-    shown = ", ".join(f"{measure_name(name)} {value:.3f}" for name, value in measures.items())
-    logger.info(f"update {step}: validation {shown}")
-    values = measures | {
-        f"{name}/{part}": value for part, each in (sets or {}).items() for name, value in each.items()
-    }
-    rest = finite(measures)
-    loss = rest.pop("loss")
-    each = {name: finite(part) for name, part in (sets or {}).items()}
-    return values, Validation(step, loss, measures=rest, sets=each or None)
+def _summary(scored: dict[str, Any]) -> str:
+    """Returns the scores of a validation as its message has them, with the BLEU of each set."""
+    shown = [f"{measure_of(name).title} {measure_of(name).shown(value)}" for name, value in scored["scores"].items()]
+    shown += [
+        f"{part} {METRICS[COMPARED_BY].title} {METRICS[COMPARED_BY].shown(each[COMPARED_BY])}"
+        for part, each in (scored["sets"] or {}).items()
+        if COMPARED_BY in each
+    ]
+    signature = scored.get("signatures", {}).get(COMPARED_BY)
+    return ", ".join(shown) + (f" ({signature})" if signature else "")
 
 
-def finite(measures: dict[str, float]) -> dict[str, float | None]:
-    """Returns measures as JSON can hold them: `None` stands for one that is not finite."""
-    return {name: _finite(value) for name, value in measures.items()}
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number as JSON can hold it, which has no infinity."""
-    return value if math.isfinite(value) else None
+def finite(scores: dict[str, float]) -> dict[str, float | None]:
+    """Returns scores as JSON can hold them: `None` stands for one that is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
 def choose_alignment_layer(run: Run, model: VaswaniPreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from hf_vaswani import (
     VaswaniForConditionalGeneration,
     VaswaniForMaskedLM,
 )
+from hf_vaswani.recipe import TrainingRecipe
 from hf_vaswani.records import Environment, Progress, Result, Text, Validation
 from hf_vaswani.run_folder import digests, write_environment, write_progress, write_result, write_validations
 
@@ -55,10 +56,9 @@ def text_run(tmp_path: Path) -> Callable[..., Path]:
                 data=[Text(direction="en", pairs=counts)],
             ),
         )
-        values = {"measures": MEASURES[task]} | (result or {})
-        write_result(run, Result(6, ["checkpoint-6"], files=digests(run / "model"), **values))
-        measured = {name: value for name, value in MEASURES[task].items() if name != "loss"}
-        write_validations(run, [Validation(6, 3.5, measures=measured)], "loss")
+        values = {"scores": MEASURES[task], "averaged": ["checkpoint-6"]} | (result or {})
+        write_result(run, Result(6, files=digests(run / "model"), **values))
+        write_validations(run, [Validation(6, MEASURES[task] | {"loss": 3.5})], TrainingRecipe(best_by="loss"))
         write_progress(run / "checkpoint-6", Progress(6, {}, {}, {}, 0, 1.0, digests(run / "checkpoint-6")))
         (run / "training.jsonl").write_text('{"step": 3, "loss": 4.0}\n{"step": 6, "loss": 3.0}\n')
         return run

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
+from hf_vaswani.hub.evaluation import curve_picture
 from hf_vaswani.records import Validation
 from hf_vaswani.run_folder import read_result
 
@@ -85,7 +86,7 @@ def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
     assert data.model_name == "tiny"
     scores = read_result(run)
     assert [(each.metric_type, each.metric_value) for each in data.eval_results] == [
-        (metric, round(getattr(scores, metric), 2)) for metric in ("bleu", "chrf", "ter")
+        (metric, round(scores.scores[metric], 2)) for metric in ("bleu", "chrf", "ter")
     ]
     for each in data.eval_results:
         assert each.metric_args == {"signature": scores.signatures[each.metric_type]}
@@ -106,9 +107,9 @@ def test_altered_test_sets_are_rows_of_the_table_but_not_of_the_metadata(run) ->
 
 def test_the_card_of_a_checkpoint_has_no_ter(run) -> None:
     signatures = {"bleu": "nrefs:1|eff:no", "chrf": "nrefs:1|nc:6"}
-    validation = Validation(6, 2.0, bleu=12.5, chrf=34.5, signatures=signatures)
+    validation = Validation(6, {"loss": 2.0, "bleu": 12.5, "chrf": 34.5}, signatures)
     found = render_card(run, run / "model", validation)
-    assert "| 12.50 | 34.50 | – |" in str(found) and "- TER" not in str(found)
+    assert "| 12.50 | 34.50 |\n" in str(found) and "- TER" not in str(found)
     assert [each.metric_type for each in found.data.eval_results] == ["bleu", "chrf"]
 
 
@@ -174,7 +175,7 @@ def test_facts_that_were_not_recorded_are_omitted(run) -> None:
         assert words not in shorter.text, words
     assert "license" not in str(shorter).split("---")[1]
     # Without a test set there are neither scores nor their metadata.
-    change(run / "test.json", bleu=None)
+    change(run / "test.json", bleu=None, chrf=None, ter=None)
     unscored = card(run)
     assert "## Evaluation" not in unscored.text and "BLEU" not in unscored.text
     assert unscored.data.eval_results is None and "model-index" not in str(unscored)
@@ -279,7 +280,8 @@ def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
 
 
 def test_without_matplotlib_there_is_a_warning_and_no_curve(run, monkeypatch, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "hf_vaswani.hub.curve", None)
+    monkeypatch.setattr("hf_vaswani.hub.card.curve_picture", curve_picture)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     files = card_files(run, run / "model", read_result(run), None, "main")
     assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
     assert "The model card has no training curve" in caplog.text
@@ -391,12 +393,12 @@ def test_the_metadata_of_running_text(text_run) -> None:
 
 
 def test_measures_that_are_not_finite_are_said_to_be(text_run) -> None:
-    run = text_run("causal_lm", {"measures": {"loss": None, "perplexity": None, "byte_perplexity": 3.0}})
+    run = text_run("causal_lm", {"scores": {"loss": None, "perplexity": None, "byte_perplexity": 3.0}})
     rendered = card(run)
     assert "parameters. It is" in " ".join(rendered.text.split())
     assert "| en: test.txt | not finite | not finite | 3.00 |" in rendered.text
     assert [each.metric_type for each in ModelCard(str(rendered)).data.eval_results] == ["byte_perplexity"]
-    unscored = card(text_run("causal_lm", {"measures": None}))
+    unscored = card(text_run("causal_lm", {"scores": {}}))
     assert "## Evaluation" not in unscored.text and "model-index" not in str(unscored)
 
 
@@ -416,10 +418,8 @@ def test_several_languages_and_sets_of_running_text(text_run) -> None:
 
 
 def test_the_curve_of_running_text_is_that_of_what_ranks(text_run, monkeypatch) -> None:
-    from hf_vaswani.hub import curve
-
     drawn = []
-    monkeypatch.setattr(curve, "curve_picture", lambda *arguments: drawn.append(arguments) or b"PNG")
+    monkeypatch.setattr("hf_vaswani.hub.card.curve_picture", lambda *arguments: drawn.append(arguments) or b"PNG")
     for best_by in ("loss", "accuracy"):
         options = {"best_by": best_by, "label_smoothing": 0.1}
         run = text_run("masked_lm", training=options, objective={"next_sentence": True})

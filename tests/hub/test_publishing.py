@@ -29,8 +29,8 @@ from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.code import installed_code
-from hf_vaswani.hub.publishing import push_waiting
-from hf_vaswani.metrics import score
+from hf_vaswani.hub.publishing import check_not_worse, push_waiting
+from hf_vaswani.metrics import Comparison, score
 from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
@@ -139,7 +139,8 @@ def test_nothing_is_published_below_the_minimum(hub, push) -> None:
 
 def without_score(run: Path) -> None:
     result = json.loads((run / "test.json").read_text())
-    del result["bleu"]
+    for name in ("bleu", "chrf", "ter"):
+        del result[name]
     (run / "test.json").write_text(json.dumps(result))
 
 
@@ -283,6 +284,22 @@ def test_without_a_comparison_nothing_passes_the_gate(hub, run) -> None:
     assert hub.log == []
 
 
+def test_one_set_that_is_significantly_worse_is_enough(tmp_path) -> None:
+    better, worse, slightly = (
+        Comparison({"bleu": before}, {"bleu": after}, p, "signature")
+        for before, after, p in ((20.0, 40.0, 0.001), (30.0, 25.0, 0.001), (30.0, 29.9, 0.6))
+    )
+    check_not_worse(tmp_path, "start", Verdict("start", {"a": better, "b": slightly}))
+    with pytest.raises(ValueError) as error:
+        check_not_worse(tmp_path, "start", Verdict("start", {"a": better, "b": worse, "c": slightly}))
+    assert str(error.value) == (
+        f"{tmp_path} is not published, because it is significantly worse than hub.not_worse_than: "
+        "on b, its BLEU is 25.00, and that of start is 30.00 (p = 0.001)."
+    )
+    with pytest.raises(ValueError, match="it was not compared with last_push"):
+        check_not_worse(tmp_path, "last_push", Verdict("start", {}))
+
+
 def test_a_hub_that_fails_is_not_an_empty_one(hub, push) -> None:
     assert push()[0] == 0
     hub.fault("GET", "/api/models/", status=500, times=None)
@@ -339,7 +356,6 @@ def with_secrets(record: Any, url: str, form: set[str]) -> None:
 def test_no_string_of_a_push_has_the_secret_of_a_url(hub, tiny_run, tmp_path, push, has_files, caplog) -> None:
     url = "https://me:SECRET@host/some/t.tsv?sig=SECRET%2F&to=a/SECRET::SECRET#SECRET.tsv"
     run = shutil.copytree(tiny_run, tmp_path / "secret", ignore=shutil.ignore_patterns("checkpoint-*"))
-    (run / "model" / ".engines").mkdir()
     recipe = Recipe(more_data=[SourceRecipe()])
     # Columns of other tasks; and what the run has, or a push compares, checks or needs.
     form = {"pair_column", "label_column", "document_column", "validation_split", "run_dir", "task", "tokenize"}
@@ -367,7 +383,6 @@ def test_no_string_of_a_push_has_the_secret_of_a_url(hub, tiny_run, tmp_path, pu
     published["messages"] = (said + caplog.text).encode()
     assert [name for name, content in published.items() if b"SECRET" in content] == []
     assert b"t.tsv" in published["README.md"] and b"https://host/some/t.tsv" in published["demo/app.py"]
-    assert ".engines is not published" in caplog.text and not any(".engines" in name for name in published)
 
 
 def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(hub, push) -> None:
@@ -569,7 +584,7 @@ def _card(hub: HubServer) -> str:
     ],
 )
 def test_no_language_model_is_published_without_its_measure(hub, push, text_run, best_by, measures, words) -> None:
-    run = text_run("masked_lm", {"measures": measures}, training={"best_by": best_by})
+    run = text_run("masked_lm", {"scores": measures or {}}, training={"best_by": best_by})
     code, said = push(run=run)
     assert code == 2 and words in said and said.count("\n") == 1
     assert hub.log == []

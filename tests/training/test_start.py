@@ -248,8 +248,10 @@ def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeyp
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe), "utf-8")
     bleu = {4: (1.0, 9.0), 8: (2.0, 3.0), 12: (1.5, 8.0)}
     lines = [
-        Validation(step, 1.0, sum(scores) / 2, sets={"domain": {"bleu": scores[0]}, "general": {"bleu": scores[1]}})
-        for step, scores in bleu.items()
+        Validation(
+            step, {"loss": 1.0, "bleu": (law + web) / 2}, sets={"domain": {"bleu": law}, "general": {"bleu": web}}
+        )
+        for step, (law, web) in bleu.items()
     ]
     monkeypatch.setattr("hf_vaswani.training.start.known_validations", lambda run_dir: lines)
     model, _ = load_start(Recipe(initialize=InitializeRecipe(from_=str(run))))
@@ -260,7 +262,7 @@ def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeyp
 def test_only_some_parts_are_taken(tiny_run, tmp_path, caplog) -> None:
     parts = ["--initialize.parts=[encoder]", "--training.max_steps=1", "--training.best_by=loss"]
     assert adapt(tmp_path, tiny_run, *parts, scored=True) == 0
-    before, after = (validation.loss for validation in read_validations(tmp_path / "run"))
+    before, after = (validation.scores["loss"] for validation in read_validations(tmp_path / "run"))
     assert after < before and "before the first update" not in caplog.text
     old, new = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
     for name in new:

@@ -184,7 +184,7 @@ def test_a_run_leaves_its_card(name, runs, tmp_path) -> None:
     files = card_files(runs[name], model, result, None, "main")
     assert files == {file: (model / file).read_bytes() for file in ("README.md", "curve.png")}
     data = ModelCard(files["README.md"].decode()).data
-    assert {each.metric_type for each in data.eval_results} == set(result.measures)
+    assert {each.metric_type for each in data.eval_results} == set(result.scores)
     # A finished run writes a card that was deleted again.
     run = tmp_path / "run"
     shutil.copytree(runs[name], run)

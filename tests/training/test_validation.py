@@ -279,7 +279,7 @@ def test_validations_are_scored_once_and_without_ter(tiny_run, monkeypatch) -> N
     monkeypatch.setattr(validation, "score", counted)
     monkeypatch.setattr(validation, "translate", lambda run, model, sources, num_beams: ["x"] * len(sources))
     monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda objects: [{"bleu": 7.0}, None])
-    text = SimpleNamespace(name="en-de", source=["a"] * 3, target=["x"] * 3)
+    text = SimpleNamespace(name="en-de", source=["a"] * 3, plain=["a"] * 3, target=["x"] * 3)
     evaluation = SimpleNamespace(tokenize="13a", lowercase=False)
     for count, index, made in ((2, 1, 0), (1, 0, 1)):
         run: Any = SimpleNamespace(
@@ -289,5 +289,5 @@ def test_validations_are_scored_once_and_without_ter(tiny_run, monkeypatch) -> N
         )
         _, scored = validation.translate_and_score(run, cast(Any, None), "validation", 1)
         assert len(calls) == made
-    assert set(scored["signatures"]) == {"bleu", "chrf"} and "ter" not in scored
-    assert "ter" in validation.translate_and_score(run, cast(Any, None), "test", 1)[1]
+    assert set(scored["signatures"]) == set(scored["scores"]) == {"bleu", "chrf"}
+    assert "ter" in validation.translate_and_score(run, cast(Any, None), "test", 1)[1]["scores"]
