@@ -503,7 +503,7 @@ def make_training_update(size: str, tokens: int, device: str) -> Callable[[], No
     torch.manual_seed(1)
     model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes_of(size))).train()
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if device == "cuda" else "no")
-    optimizer = build_optimizer(model.parameters(), learning_rate=1e-4)
+    optimizer = build_optimizer("adam", model.named_parameters(), learning_rate=1e-4)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     batch = make_batch(model.config.vocab_size, tokens, device)
     recipe, interruption = TrainingRecipe(), Interruption()

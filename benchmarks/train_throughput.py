@@ -275,7 +275,7 @@ class Loop:
         if name == "ours" and DEVICE.type == "cpu" and precision == torch.bfloat16:
             # As in our own training.
             self.model.set_attn_implementation("eager")
-        self.optimizer = build_optimizer(self.model.parameters(), learning_rate=1e-4)
+        self.optimizer = build_optimizer("adam", self.model.named_parameters(), learning_rate=1e-4)
 
     def turn(self, batches: list[Batch], number: int) -> float:
         """Trains on the batches, and returns target tokens per second."""
@@ -309,7 +309,7 @@ class TrainerLoop(TrainerCallback):
             logging_strategy="no",
             disable_tqdm=True,
         )
-        optimizer = build_optimizer(model.parameters(), learning_rate=1e-4)
+        optimizer = build_optimizer("adam", model.named_parameters(), learning_rate=1e-4)
         self.trainer = Seq2SeqTrainer(
             model,
             self.arguments,

@@ -367,6 +367,8 @@ def _check_precision(training: "TrainingRecipe") -> None:
 
 
 def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
+    from .recipe import MATRIX_OPTIMIZERS
+
     if not accelerator.is_fsdp2:
         raise ValueError("FSDP version 1 cannot train this model: launch it with fsdp_version: 2.")
     if training.ema_decay is not None:
@@ -374,10 +376,10 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
             f"training.ema_decay is {training.ema_decay}, but a moving average cannot be taken of weights that FSDP "
             "shards: remove it, or launch without FSDP."
         )
-    if training.optimizer == "muon":
+    if training.optimizer in MATRIX_OPTIMIZERS:
         raise ValueError(
-            "training.optimizer is 'muon', which needs whole matrices, but FSDP shards them: use 'adam', or launch "
-            "without FSDP."
+            f"training.optimizer is {training.optimizer!r}, which needs whole matrices, but FSDP shards them: use "
+            "'adam', or launch without FSDP."
         )
     if training.adapter is not None:
         raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")

@@ -32,6 +32,9 @@ PAIR_TASKS, TEXT_TASKS, LABEL_TASKS = map(get_args, (PairTask, TextTask, LabelTa
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
 # Tasks that corrupt their text, from masks to any noise.
 NOISY_TASKS = ("masked_lm", "span_corruption", "denoise")
+Optimizer = Literal["adam", "muon"]
+# Optimizers of whole matrices: neither of their shards nor of adapters.
+MATRIX_OPTIMIZERS: tuple[Optimizer, ...] = ("muon",)
 ResumeMark = Literal["fixed", "free", "place", "unread"]
 BestBy = Literal["bleu", "loss", "accuracy", "f1", "exact_match"]
 # Measures that can rank the validations of a task, its default first.
@@ -395,7 +398,7 @@ class TrainingRecipe:
     peak_learning_rate: float | None = fixed(None, above=0, at_most=10)
     """Learning rate at the end of the warm-up. Required for every schedule but `noam`, whose peak follows from
     `d_model` and `warmup_steps`."""
-    optimizer: Literal["adam", "muon"] = fixed("adam")
+    optimizer: Optimizer = fixed("adam")
     """`adam` is the paper's Adam; `muon` uses Muon for the matrices of the layers, and Adam for embeddings, biases and
     LayerNorms."""
     adam_beta1: float = fixed(0.9, at_least=0, below=1)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from .metrics import measure_of
 from .recipe import (
     LABEL_TASKS,
+    MATRIX_OPTIMIZERS,
     MEASURED_TASKS,
     PAIR_TASKS,
     RANKED_BY,
@@ -220,7 +221,11 @@ def _start_rules(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         ("initialize.vocabulary 'transfer'", initialize.vocabulary == "transfer", untrained),
         ("initialize.add_tokens", bool(added), untrained),
         ("training.freeze", bool(training.freeze), "adapters leave all weights as they are"),
-        ("training.optimizer 'muon'", training.optimizer == "muon", "Muon is for whole matrices: use 'adam'"),
+        (
+            f"training.optimizer {training.optimizer!r}",
+            training.optimizer in MATRIX_OPTIMIZERS,
+            "it is for whole matrices: use 'adam'",
+        ),
         ("training.ema_decay", training.ema_decay is not None, "the average of factors is not that of their products"),
         (
             "hub.every_n_checkpoints",

@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules: Adam and the warm-up schedule of Section 5.3, AdamW, Muon, and others."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -59,48 +59,73 @@ class MuonAndAdam(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def build_optimizer(
-    parameters: Iterable[torch.nn.Parameter],
-    beta1: float = 0.9,
-    beta2: float = 0.98,
-    epsilon: float = 1e-9,
+def adam(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    learning_rate: float,
+    adam_beta1: float = 0.9,
+    adam_beta2: float = 0.98,
+    adam_epsilon: float = 1e-9,
     weight_decay: float = 0.0,
-    learning_rate: float = 1.0,
-    matrices_of_layers: Iterable[torch.nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
     """
-    Builds Adam with the paper's constants (Section 5.3), or AdamW, with Muon for the matrices of layers if asked for.
+    Builds Adam with the paper's constants (Section 5.3). With `weight_decay`, it is AdamW: each update also multiplies
+    every matrix, embeddings included, by 1 - learning rate * weight_decay. Vectors (biases, LayerNorms) do not decay.
+    """
+    trained = [parameter for _, parameter in parameters]
+    betas = (adam_beta1, adam_beta2)
+    if weight_decay == 0:
+        return torch.optim.Adam(trained, lr=learning_rate, betas=betas, eps=adam_epsilon, fused=True)
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trained if parameter.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=adam_epsilon, fused=True)
+
+
+def muon(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    **keywords: float,
+) -> torch.optim.Optimizer:
+    """
+    Builds Muon (https://kellerjordan.github.io/posts/muon) for the matrices of the layers, and [`adam`] for the other
+    parameters. A step is the orthogonalized mean gradient, times 0.2 * sqrt(longer side) to match the size of Adam's
+    (arXiv:2502.16982, Section 2.2).
+    """
+    matrices, others = [], []
+    for name, parameter in parameters:
+        (matrices if ".layers." in name and parameter.dim() == 2 else others).append((name, parameter))
+    rest = adam(others, learning_rate, weight_decay=weight_decay, **keywords)
+    if not matrices:
+        return rest
+    inner = [parameter for _, parameter in matrices]
+    return MuonAndAdam(rest, torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
+
+
+ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")
+# The function that builds each optimizer, and the keys of `training` that are its keywords.
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...]]] = {
+    "adam": (adam, ADAM_KEYS),
+    "muon": (muon, ADAM_KEYS),
+}
+
+
+def build_optimizer(
+    name: str, parameters: Iterable[tuple[str, torch.nn.Parameter]], learning_rate: float = 1.0, **keywords: float
+) -> torch.optim.Optimizer:
+    """
+    Builds an optimizer.
 
     Args:
-        parameters (`Iterable[torch.nn.Parameter]`): parameters to train.
-        beta1 (`float`), beta2 (`float`): decay of the running means of the gradient and of its square.
-        epsilon (`float`): term added to the root of the second mean.
-        weight_decay (`float`): above 0, AdamW: each update also multiplies every matrix, embeddings included, by 1 -
-            learning rate * weight_decay. Vectors (biases and layer norms) do not decay.
+        name (`str`): one of `OPTIMIZERS`.
+        parameters (`Iterable[tuple[str, torch.nn.Parameter]]`): `model.named_parameters()`; those that require no
+            gradient are left out. A saved state refers to their order.
         learning_rate (`float`): factor of the schedule: 1 for [`noam`], the peak for the others.
-        matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` to train with Muon instead
-            (https://kellerjordan.github.io/posts/muon). Its step is the orthogonalized mean gradient, times
-            0.2 * sqrt(longer side) to match the size of a step of Adam (arXiv:2502.16982, Section 2.2).
-
-    Returns:
-        `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
+        keywords (`float`): values of the keys that the optimizer has in `OPTIMIZERS`.
     """
-    # A list keeps the order, which a saved state refers to.
-    inner = list(matrices_of_layers)
-    if inner:
-        orthogonal = set(inner)
-        others = [parameter for parameter in parameters if parameter not in orthogonal]
-        adam = build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate)
-        muon = torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
-        return MuonAndAdam(adam, muon)
-    if weight_decay == 0:
-        return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
-    matrices: list[torch.nn.Parameter] = []
-    vectors: list[torch.nn.Parameter] = []
-    for parameter in parameters:
-        (matrices if parameter.dim() > 1 else vectors).append(parameter)
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
+    build, _ = OPTIMIZERS[name]
+    return build([pair for pair in parameters if pair[1].requires_grad], learning_rate, **keywords)
 
 
 def build_schedule(

@@ -3,7 +3,6 @@
 import copy
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +39,7 @@ from ..run_folder import (
     write_progress,
 )
 from .consistency import check_padding
-from .optimization import build_optimizer, build_schedule
+from .optimization import OPTIMIZERS, build_optimizer, build_schedule
 from .preparation import Run, launch_of
 from .start import FREE
 from .tasks import config_of_task, model_class, search_of
@@ -213,13 +212,10 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
     unsharded = copy.deepcopy(model).to(accelerator.device) if accelerator.is_fsdp2 else None
     shard_tied_weights(accelerator, model)
     optimizer = build_optimizer(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        training.adam_beta1,
-        training.adam_beta2,
-        training.adam_epsilon,
-        training.weight_decay,
+        training.optimizer,
+        model.named_parameters(),
         training.peak_learning_rate or 1.0,
-        _matrices_of_layers(model) if training.optimizer == "muon" else (),
+        **{key: getattr(training, key) for key in OPTIMIZERS[training.optimizer][1]},
     )
     schedule = build_schedule(
         optimizer,
@@ -246,12 +242,6 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
     if resume is not None:
         on_main_process(accelerator, remove_old_checkpoints, run.folder, training)
     return state
-
-
-def _matrices_of_layers(model: VaswaniPreTrainedModel) -> Iterator[torch.nn.Parameter]:
-    for stack in (model.model.encoder, model.model.decoder):
-        layers = () if stack is None else stack.layers.parameters()
-        yield from (parameter for parameter in layers if parameter.dim() == 2 and parameter.requires_grad)
 
 
 # ---- Sharding ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def tied_model(tie: str = "all") -> VaswaniForConditionalGeneration:
 
 def tiny_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     # So large an epsilon keeps Adam from blowing up the noise of a gradient that is zero.
-    return build_optimizer(model.parameters(), 0.9, 0.98, 1e-3, 0.0, 0.01)
+    return build_optimizer("adam", model.named_parameters(), 0.01, adam_epsilon=1e-3)
 
 
 def updates() -> list[list[dict[str, torch.Tensor]]]:

@@ -1,11 +1,13 @@
 """Equation 3 of the paper and the other schedules, in numbers worked out by hand; Adam, AdamW and Muon."""
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 
-from hf_vaswani.training.optimization import build_optimizer, build_schedule, noam
+from hf_vaswani.recipe import Optimizer, TrainingRecipe
+from hf_vaswani.training.optimization import OPTIMIZERS, build_optimizer, build_schedule, noam
 
 
 def test_noam_of_the_paper() -> None:
@@ -16,9 +18,13 @@ def test_noam_of_the_paper() -> None:
     assert noam(100, 512, 4000, factor=2.0) == pytest.approx(2 * noam(100, 512, 4000))
 
 
+def adam(*parameters: torch.nn.Parameter, **keywords: float) -> torch.optim.Optimizer:
+    return build_optimizer("adam", [("", parameter) for parameter in parameters], **keywords)
+
+
 def rates_of(kind: str, peak: float, warmup_steps: int, max_steps: int, factor: float = 1.0) -> list[float]:
     """The learning rate with which each update is made."""
-    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(2))], learning_rate=peak)
+    optimizer = adam(torch.nn.Parameter(torch.zeros(2)), learning_rate=peak)
     schedule = build_schedule(optimizer, kind, 64, warmup_steps, max_steps, factor)
     rates = []
     for _ in range(max_steps):
@@ -55,8 +61,15 @@ def test_noam_is_the_inverse_square_root_with_the_peak_that_it_has() -> None:
     assert rates_of("noam", 1.0, 4, 12) == pytest.approx(rates_of("inverse_sqrt", noam(4, 64, 4), 4, 12))
 
 
+def test_every_optimizer_of_a_recipe_can_be_built_from_its_keys() -> None:
+    assert set(OPTIMIZERS) == set(get_args(Optimizer))
+    for name, (_, keys) in OPTIMIZERS.items():
+        keywords = {key: getattr(TrainingRecipe(), key) for key in keys}
+        assert build_optimizer(name, [("", torch.nn.Parameter(torch.zeros(2)))], **keywords).param_groups
+
+
 def test_adam_has_the_papers_constants() -> None:
-    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(2))])
+    optimizer = adam(torch.nn.Parameter(torch.zeros(2)))
     (group,) = optimizer.param_groups
     assert type(optimizer) is torch.optim.Adam
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
@@ -66,7 +79,7 @@ def test_adam_has_the_papers_constants() -> None:
 def test_decay_shrinks_matrices_alone_and_only_on_request(weight_decay) -> None:
     """Without gradients nothing else moves: each update takes off rate * decay, which is 0.1 * 0.5."""
     matrix, vector = torch.nn.Parameter(torch.full((2, 3), 8.0)), torch.nn.Parameter(torch.full((3,), 8.0))
-    optimizer = build_optimizer([vector, matrix], weight_decay=weight_decay, learning_rate=0.1)
+    optimizer = adam(vector, matrix, weight_decay=weight_decay, learning_rate=0.1)
     for _ in range(2):
         matrix.grad, vector.grad = torch.zeros_like(matrix), torch.zeros_like(vector)
         optimizer.step()
@@ -81,7 +94,7 @@ def test_adamw_moves_by_the_gradient_as_adam_does() -> None:
     for weight_decay in (0.0, 0.5):
         weight = torch.nn.Parameter(torch.full((1, 2), 8.0))
         weight.grad = torch.tensor([[1.0, -3.0]])
-        build_optimizer([weight], weight_decay=weight_decay, learning_rate=0.1).step()
+        adam(weight, weight_decay=weight_decay, learning_rate=0.1).step()
         ends.append(weight.detach())
     # The first step of Adam is the rate, whatever the gradient's size.
     torch.testing.assert_close(ends[0], torch.tensor([[7.9, 8.1]]))
@@ -91,7 +104,8 @@ def test_adamw_moves_by_the_gradient_as_adam_does() -> None:
 def test_muon_takes_matrices_of_layers_and_adam_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     inner, embedding, vector = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 5), (7, 5), (5,)))
-    optimizer = build_optimizer([embedding, inner, vector], learning_rate=0.1, matrices_of_layers=[inner])
+    named = {"shared.weight": embedding, "encoder.layers.0.fc1.weight": inner, "encoder.layers.0.fc1.bias": vector}
+    optimizer = build_optimizer("muon", named.items(), learning_rate=0.1)
     for weight in (inner, embedding, vector):
         weight.grad = torch.randn(weight.shape, generator=generator)
     optimizer.step()
@@ -110,7 +124,8 @@ def test_muon_and_adam_are_one_to_a_schedule_and_to_a_saved_state() -> None:
 
     def build() -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 4), (4,))]
-        optimizer = build_optimizer(weights, learning_rate=0.1, weight_decay=0.5, matrices_of_layers=weights[:1])
+        named = zip((".layers.0.weight", ".layers.0.bias"), weights, strict=True)
+        optimizer = build_optimizer("muon", named, learning_rate=0.1, weight_decay=0.5)
         return weights, optimizer, build_schedule(optimizer, "cosine", 4, 2, 6)
 
     def step(weights, optimizer, schedule, seed: int) -> None:
