@@ -93,14 +93,14 @@ def muon(
     parameters. A step is the orthogonalized mean gradient, times 0.2 * sqrt(longer side) to match the size of Adam's
     (arXiv:2502.16982, Section 2.2).
     """
-    matrices, others = [], []
-    for name, parameter in parameters:
-        (matrices if ".layers." in name and parameter.dim() == 2 else others).append((name, parameter))
+    named = dict(parameters)
+    matrices = {name: part for name, part in named.items() if ".layers." in name and part.dim() == 2}
+    others = [(name, part) for name, part in named.items() if name not in matrices]
     rest = adam(others, learning_rate, weight_decay=weight_decay, **keywords)
     if not matrices:
         return rest
-    inner = [parameter for _, parameter in matrices]
-    return MuonAndAdam(rest, torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"))
+    inner = torch.optim.Muon(matrices.values(), learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
+    return MuonAndAdam(rest, inner)
 
 
 ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")
