@@ -98,16 +98,16 @@ def one_picture() -> Iterator[None]:
     if importlib.util.find_spec("matplotlib") is None:
         yield
         return
-    from hf_vaswani.hub import card
+    from hf_vaswani.hub import evaluation
 
-    draw, drawn = card.curve_picture, []
+    draw, drawn = evaluation.curve_picture, []
 
     def once(*_: object) -> bytes:
         drawn[:] = drawn or [draw([{"step": step, "loss": 1 / step} for step in (1, 2)], [], None, "nats")]
         return drawn[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(card, "curve_picture", once)
+        patch.setattr(evaluation, "curve_picture", once)
         yield
 
 

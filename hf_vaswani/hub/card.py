@@ -17,31 +17,7 @@ from ..recipe import LABEL_TASKS, PAIR_TASKS, EvaluationSetRecipe, Recipe, Sourc
 from ..recipe_file import load_recipe
 from ..records import Environment, Result, Scored, public
 from ..run_folder import CURVE, MODEL, RECIPE, VALIDATIONS, WEIGHTS, read_environment
-from .evaluation import (
-    SetScores,
-    before_rows,
-    curve_picture,
-    eval_results,
-    headline,
-    plotted_measure,
-    read_curve,
-    score_table,
-    set_scores,
-    split_of,
-)
-from .wording import (
-    TASKS,
-    datasets_on_the_hub,
-    describe_texts,
-    is_hub_id,
-    languages_of,
-    named_sources,
-    names_only,
-    papers_of,
-    pipeline_of,
-    purpose_of,
-    usage,
-)
+from . import evaluation, wording
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +44,14 @@ def card_files(
     """
     files = {}
     recipe = recipe or load_recipe([str(run_dir / RECIPE)])
-    measure = plotted_measure(recipe)
-    training = read_curve(run_dir / CURVE, scored.step, "loss")
-    validations = read_curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
+    measure = evaluation.plotted_measure(recipe)
+    training = evaluation.read_curve(run_dir / CURVE, scored.step, "loss")
+    validations = evaluation.read_curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
     if training or validations:
         try:
-            files[PICTURE] = curve_picture(training, validations, measure, f"nats per {TASKS[recipe.task].per}")
+            files[PICTURE] = evaluation.curve_picture(
+                training, validations, measure, f"nats per {wording.TASKS[recipe.task].per}"
+            )
         except ImportError as error:
             logger.warning(f"The model card has no training curve. {error}")
     card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files, recipe)
@@ -112,11 +90,9 @@ def render_card(
     environment, scored = public(read_environment(run_dir)), public(scored)
     config = public(read_json(folder / "config.json"))
     start = _published_start(recipe, environment)
-    on_hub = datasets_on_the_hub(recipe, environment) | ({start} if start else set())
-    rows = list(set_scores(recipe, scored, on_hub))
+    on_hub = wording.datasets_on_the_hub(recipe, environment) | ({start} if start else set())
+    rows = list(evaluation.set_scores(recipe, scored, on_hub))
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
-    model_id = repo_id or f"path/to/{run_dir.name}/{folder.name}"
-    pin = "" if revision == "main" or repo_id is None else f', revision="{revision}"'
     parameters = _count_parameters(folder / WEIGHTS)
     facts = _facts(recipe, environment, scored, parameters, config)
     return ModelCard.from_template(
@@ -124,49 +100,59 @@ def render_card(
         template_path=str(TEMPLATE),
         title=_cell(name),
         parameters=f"{parameters / 1e6:.1f} million" if parameters >= 1e5 else f"{parameters:,}",
-        usage=usage(recipe, folder, model_id, pin),
-        trusting_usage=usage(recipe, folder, model_id, pin, is_trusted=True),
-        origin=_origin(recipe, start),
+        model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
+        pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
+        example=wording.example_of(recipe, folder),
         curve=PICTURE if has_curve else None,
-        texts=[_cell(text) for text in describe_texts(recipe, environment, on_hub)],
+        texts=[_cell(text) for text in wording.describe_texts(recipe, environment, on_hub)],
         facts=[(name, _cell(value)) for name, value in facts.items() if value],
         settings=_settings(recipe, on_hub).replace("```", "'''"),
-        **_words(recipe, _stacks(config)),
+        **_words(recipe, _stacks(config), start),
         **_evaluation(recipe, rows, scored),
     )
 
 
-def _words(recipe: Recipe, stacks: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what the template says of the task."""
-    kind = TASKS[recipe.task]
+def _words(recipe: Recipe, stacks: tuple[str, ...], start: str | None) -> dict[str, Any]:
+    """Returns what the template says of the task and of earlier models; `start` is one on the Hub."""
+    kind, pipeline = wording.TASKS[recipe.task], wording.pipeline_of(recipe.task)
     # The directions of a translation, or else the languages.
-    languages = dict.fromkeys(name for name, _ in named_sources(recipe)[: 1 + len(recipe.more_data)])
+    languages = dict.fromkeys(name for name, _ in wording.named_sources(recipe)[: 1 + len(recipe.more_data)])
+    base = start and start.partition("@")[0]
+    local = recipe.initialize.from_ and f"`{Path(recipe.initialize.from_).name}`"
+    teachers = recipe.teacher.model or []
+    paths = [Path(name) for name in (teachers if isinstance(teachers, list) else [teachers])]
     return {
         "task": recipe.task,
         "model": kind.model,
         "languages": " and ".join(languages),
         "network": NETWORKS[stacks],
-        "purpose": purpose_of(recipe),
+        "start": f"[{base}](https://huggingface.co/{base})" if base else local,
+        # The model of a run is in its folder `model`.
+        "teachers": [f"`{path.parent.name if path.name == MODEL else path.name}`" for path in paths],
+        "purpose": wording.purpose_of(recipe),
         "auto_class": kind.auto_class,
-        "has_pipeline": pipeline_of(recipe.task) is not None,
+        "pipeline": pipeline,
+        "call": wording.PIPELINES.get(str(pipeline)),
+        "options": wording.options_of(recipe),
         "per": kind.per,
         "training_loss": _training_loss(recipe),
-        "papers": papers_of(recipe, stacks),
+        "papers": wording.papers_of(recipe, stacks),
     }
 
 
-def _evaluation(recipe: Recipe, rows: list[SetScores], scored: Scored) -> dict[str, Any]:
+def _evaluation(recipe: Recipe, rows: list[evaluation.SetScores], scored: Scored) -> dict[str, Any]:
     """Returns what the template says of the scores."""
-    before = (scored.before or {}) if isinstance(scored, Result) else {}
+    before, plotted = (scored.before or {}) if isinstance(scored, Result) else {}, evaluation.plotted_measure(recipe)
+    table = evaluation.score_table(recipe, rows, scored)
     return {
-        "headline": headline(recipe, scored),
+        "headline": evaluation.headline(recipe, scored),
         "has_pairs": recipe.task in PAIR_TASKS,
-        "scores": [[_cell(text) for text in row] for row in score_table(recipe, rows, scored)],
-        "search": _search(recipe, split_of(scored)),
+        "scores": [[_cell(text) for text in row] for row in table],
+        "search": _search(recipe, evaluation.split_of(scored)),
         "signatures": [(measure_of(metric).title, text) for metric, text in (scored.signatures or {}).items()],
-        "before": before_rows(before),
+        "before": evaluation.before_rows(before),
         "test_signature": next((each.signature for each in before.values()), ""),
-        "plotted": " and ".join(measure_of(each).title for each in ("loss", plotted_measure(recipe)) if each),
+        "plotted": "loss" + (f" and {measure_of(plotted).title}" if plotted else ""),
     }
 
 
@@ -181,7 +167,7 @@ def _published_start(recipe: Recipe, environment: Environment) -> str | None:
     """Returns the model that the training started from if it is on the Hub, with its revision."""
     start = recipe.initialize.from_
     # Runs that did not record it may have started from a folder.
-    return str(start) if start and environment.start_is_local is False and is_hub_id(start) else None
+    return str(start) if start and environment.start_is_local is False and wording.is_hub_id(start) else None
 
 
 def _training_loss(recipe: Recipe) -> str:
@@ -194,33 +180,19 @@ def _training_loss(recipe: Recipe) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
-def _origin(recipe: Recipe, published: str | None) -> str:
-    """Returns what the training started from, in words that follow "trained"."""
-    start, teachers, text = recipe.initialize.from_, recipe.teacher.model, ""
-    if teachers is not None:
-        # The model of a run is in its folder `model`.
-        paths = [Path(name) for name in (teachers if isinstance(teachers, list) else [teachers])]
-        names = [f"`{path.parent.name if path.name == MODEL else path.name}`" for path in paths]
-        text = f" on the translations of {' and '.join(names)}"
-    if start is None:
-        return f"from scratch{text}"
-    base = published.partition("@")[0] if published else None
-    return f"further from {f'[{base}](https://huggingface.co/{base})' if base else f'`{Path(start).name}`'}{text}"
-
-
 def _metadata(
-    recipe: Recipe, on_hub: set[str], start: str | None, name: str, rows: list[SetScores], scored: Scored
+    recipe: Recipe, on_hub: set[str], start: str | None, name: str, rows: list[evaluation.SetScores], scored: Scored
 ) -> ModelCardData:
     """Returns the metadata by which the Hub finds the model and shows its scores."""
     sources = [recipe.data, *recipe.more_data]
-    results = eval_results(recipe, rows, scored)
+    results = evaluation.eval_results(recipe, rows, scored)
     shown = {name for row in rows for name in row.scores}
     return ModelCardData(
-        language=languages_of(recipe),
+        language=wording.languages_of(recipe),
         license=recipe.hub.license,
         library_name="transformers",
         # A tag without a pipeline that loads the model would be wrong on its page.
-        pipeline_tag=pipeline_of(recipe.task),
+        pipeline_tag=wording.pipeline_of(recipe.task),
         tags=["vaswani", "attention-is-all-you-need"],
         base_model=start and start.partition("@")[0],
         # The Hub finds them by their ids, without a revision.
@@ -297,7 +269,7 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     found["more_data"] = [_changed(source, asdict(SourceRecipe())) for source in here["more_data"]]
     empty = asdict(EvaluationSetRecipe())
     found["validation_sets"] = {name: _changed(part, empty) for name, part in here["validation_sets"].items()}
-    found = names_only("", {name: value for name, value in found.items() if value}, on_hub)
+    found = wording.names_only("", {name: value for name, value in found.items() if value}, on_hub)
     return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
 
 

@@ -27,8 +27,8 @@ ALTERED = {
     "typos": "with typing errors in the source",
     "no_final_mark": "without final marks on both sides",
 }
-TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
-# The lines of several validation sets take these colours in turn.
+TRAINING = "#9aa5b1"
+# The curves of validation sets take these colours in turn.
 SETS = ("#1f5fa8", "#d1742b", "#3b8f5a", "#8a55a5", "#b3404a", "#5b7083")
 
 
@@ -219,22 +219,24 @@ def plot_curve(
     names = ["loss", measure] if measure and validations else ["loss"]
     figure = Figure(figsize=(9 if names[1:] else 5, 3.2), dpi=120, layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False, sharex=True)[0]
-    panels[0].set_ylabel(unit)
-    _plot(panels[0], training, "loss", "training", TRAINING)
-    sets = list(dict.fromkeys(name for line in validations for name in line.get("sets") or ()))
+    _plot(panels[0], training, "loss", TRAINING, "", label="training")
+    sets = dict.fromkeys(name for line in validations for name in line.get("sets") or ())
+    curves: dict[str, Sequence[dict[str, Any]]] = {
+        each: [{"step": line["step"], **(line.get("sets") or {}).get(each, {})} for line in validations]
+        for each in sets
+    }
+    curves = curves or {"validation": validations}
     for panel, name in zip(panels, names, strict=True):
         panel.set_title("Loss" if name == "loss" else f"Validation {measure_of(name).title}")
-        for each, color in zip(sets, cycle(SETS), strict=False):
-            of_set = [{"step": line["step"], **(line.get("sets") or {}).get(each, {})} for line in validations]
-            _plot(panel, of_set, name, each, color, ".")
-        if not sets:
-            _plot(panel, validations, name, "validation" if name == "loss" else None, VALIDATION, ".")
+        for (label, lines), color in zip(curves.items(), cycle(SETS), strict=False):
+            _plot(panel, lines, name, color, ".", label if sets or name == "loss" else None)
+    panels[0].set_ylabel(unit)
     ranking, panel = names[-1], panels[-1]
     for line in validations:
         if line.get("best") and sets:
             panel.axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
         elif line.get("best") and line.get(ranking) is not None:
-            panel.plot(line["step"], line[ranking], "o", color=VALIDATION, label=f"best: {line[ranking]:.2f}")
+            panel.plot(line["step"], line[ranking], "o", color=SETS[0], label=f"best: {line[ranking]:.2f}")
     for panel in panels:
         panel.set_xlabel("updates")
         panel.grid(alpha=0.3)
@@ -245,18 +247,16 @@ def plot_curve(
 
 
 def _plot(
-    panel: "Axes", lines: Sequence[dict[str, Any]], value: str, label: str | None, color: str, marker: str = ""
+    panel: "Axes", lines: Sequence[dict[str, Any]], name: str, color: str, marker: str, label: str | None
 ) -> None:
     """Plots one value of the lines that have it."""
-    points = [(line["step"], line[value]) for line in lines if line.get(value) is not None]
+    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
     if points:
         panel.plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
 
 
-def curve_picture(
-    training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]], measure: str | None, unit: str
-) -> bytes:
-    """Renders [`plot_curve`] as a PNG file; the same curve always gives the same bytes."""
+def curve_picture(*arguments: Any) -> bytes:
+    """Renders [`plot_curve`], whose arguments it takes, as a PNG file; the same curve always gives the same bytes."""
     file = io.BytesIO()
-    plot_curve(training, validations, measure, unit).savefig(file, format="png", metadata={"Software": None})
+    plot_curve(*arguments).savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -108,26 +108,17 @@ def read_candidate(run_dir: Path, folder: Path, hub: HubRecipe, recipe: Recipe |
     Raises:
         ValueError: the score is missing or too low, or a record is damaged.
     """
-    scored = read_score(run_dir, folder)
-    recipe = recipe or load_recipe([str(run_dir / RECIPE)])
-    check_score(folder, scored, hub, recipe)
-    return Candidate(run_dir, folder, hub, recipe, scored)
+    scored = _read_score(run_dir, folder)
+    candidate = Candidate(run_dir, folder, hub, recipe or load_recipe([str(run_dir / RECIPE)]), scored)
+    if has_adapter(folder):
+        raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
+    if (fault := _score_fault(candidate)) is not None:
+        raise ValueError(f"{folder} is not published: its {fault}.")
+    return candidate
 
 
-def read_score(run_dir: Path, folder: Path) -> Scored:
-    """
-    Reads the score of a model or a checkpoint of a run.
-
-    Args:
-        run_dir (`Path`): the run folder.
-        folder (`Path`): its `model`, or a folder `checkpoint-N`.
-
-    Returns:
-        [`Result`] of a model or [`Validation`] of a checkpoint, with the digests of the files that were scored.
-
-    Raises:
-        ValueError: there is no score, or its record is damaged.
-    """
+def _read_score(run_dir: Path, folder: Path) -> Scored:
+    """Reads the test of a model, or the validation of a checkpoint, with the digests of the files that were scored."""
     if not folder.is_dir():
         raise ValueError(f"The folder {folder} does not exist.")
     if has_checkpoint_name(folder):
@@ -153,45 +144,24 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
     return result
 
 
-def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) -> None:
-    """
-    Checks that a model is whole, and that its score is high enough for publishing.
-
-    Args:
-        folder (`Path`): folder of the model or checkpoint.
-        scored ([`Result`] or [`Validation`]): its scores.
-        hub ([`HubRecipe`]): minimum BLEU or score.
-        recipe ([`Recipe`]): that of the run; names task and measure.
-
-    Raises:
-        ValueError: the folder has only adapters; or the score is below the minimum, missing or not finite.
-    """
-    if has_adapter(folder):
-        raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
-    name, value = main_score(recipe, scored)
-    measure = measure_of(name)
+def _score_fault(candidate: Candidate) -> str | None:
+    """Returns what is wrong with a score, or `None` if it is high enough."""
+    recipe, scores, hub = candidate.recipe, candidate.scored.scores, candidate.hub
+    name, value = main_score(recipe, candidate.scored)
     if recipe.task in PAIR_TASKS:
-        bleu = scored.scores.get("bleu")
+        bleu = scores.get("bleu")
         # A NaN fails this comparison, but would pass `bleu < min_bleu`.
         if bleu is None or not bleu >= hub.min_bleu:
-            found = "missing" if bleu is None else f"{bleu:.2f}"
-            raise ValueError(
-                f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {hub.min_bleu:.2f}."
-            )
+            return f"BLEU is {'missing' if bleu is None else f'{bleu:.2f}'}, and hub.min_bleu is {hub.min_bleu:.2f}"
     else:
         # A model whose loss is NaN still has an accuracy.
-        for each, number in ((measure, value), (measure_of("loss"), scored.scores.get("loss"))):
+        for each, number in ((name, value), ("loss", scores.get("loss"))):
             if number is None or not math.isfinite(number):
-                raise ValueError(f"{folder} is not published: its {each.title} is missing or not finite.")
-    if hub.min_score is not None and name != recipe.training.best_by:
-        raise ValueError(
-            f"{folder} is not published: hub.min_score does not apply to training.best_by {recipe.training.best_by!r}."
-        )
+                return f"{measure_of(each).title} is missing or not finite"
     if hub.min_score is not None and not (value is not None and value >= hub.min_score):
-        raise ValueError(
-            f"{folder} is not published: its {measure.title} is {measure.shown(value)}, and hub.min_score is "
-            f"{measure.shown(hub.min_score)}."
-        )
+        shown = measure_of(name).shown
+        return f"{measure_of(name).title} is {shown(value)}, and hub.min_score is {shown(hub.min_score)}"
+    return None
 
 
 def is_worse(comparison: Comparison) -> bool:
@@ -203,15 +173,8 @@ def is_worse(comparison: Comparison) -> bool:
 
 def check_not_worse(folder: Path, than: str | None, verdict: Verdict | None) -> None:
     """
-    Checks that a model is not significantly worse than another one.
-
-    Args:
-        folder (`Path`): folder of the model or checkpoint, for messages.
-        than (`str`, *optional*): the other model, as `hub.not_worse_than` names it; `None` allows everything.
-        verdict ([`Verdict`], *optional*): the comparison with it.
-
-    Raises:
-        ValueError: the model is worse on a test set, or was not compared with this other one.
+    Raises a `ValueError` if a model is significantly worse on a test set than `than`, the model of
+    `hub.not_worse_than`, or was not compared with it.
     """
     if than is None:
         return
@@ -269,8 +232,7 @@ def push_checkpoint(candidate: Candidate, verdict: Verdict | None = None) -> str
         api = HfApi()
         head = _prepare_branch(api, folder, hub)
         # Shards of weights, code files and a shortlist that this model does not have.
-        names = {each.rfilename for each in head.siblings or []}
-        files |= {name: None for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)}
+        files |= {name: None for name in _names(head) - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)}
         message = f"{folder.name}: {measure_of(name).title} {value:.2f} after {scored.step:,} updates"
         return commit_files(repo_id, head, files, message, revision)
 
@@ -292,7 +254,7 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
     with publishing_errors(f"New code of {repo_id}", repo_id, revision):
         api = HfApi()
         head = api.model_info(repo_id, revision=revision)
-        names = {each.rfilename for each in head.siblings or []}
+        names = _names(head)
         if "config.json" not in names:
             raise PublishingError(f"{repo_id} ({revision}) has no config.json: it is no model.")
 
@@ -320,16 +282,8 @@ def commit_files(
     repo_type: str = "model",
 ) -> str:
     """
-    Commits files on top of the state of a branch that `head` describes; the Hub refuses if it has another one by now.
-
-    Args:
-        repo_id (`str`), revision (`str`), repo_type (`str`): repository, branch, and whether it is a model or a space.
-        head ([`ModelInfo`] or [`SpaceInfo`]): the branch.
-        files (`Mapping`): path or content by name; `None` deletes a file.
-        message (`str`): title of the commit.
-
-    Returns:
-        `str`: URL of the commit; without changes, that of the last commit.
+    Commits files, of which those with `None` are deleted, on top of the state of the branch that `head` describes. The
+    Hub refuses if it has another one by now. Returns the URL of the commit; without changes, that of the last one.
     """
     commit = HfApi().create_commit(
         repo_id,
@@ -347,11 +301,7 @@ def commit_files(
 
 def last_push(folder: Path, hub: HubRecipe) -> Path | None:
     """
-    Downloads the model that the repository has now.
-
-    Args:
-        folder (`Path`): model or checkpoint that is to be published there, for messages.
-        hub ([`HubRecipe`]): repository and branch.
+    Downloads the model that the repository has now, without which `folder` cannot be judged.
 
     Returns:
         `Path`: its folder in the cache, or `None` if nothing was published there.
@@ -365,9 +315,13 @@ def last_push(folder: Path, hub: HubRecipe) -> Path | None:
             head = HfApi().model_info(repo_id, revision=revision)
         except (RepositoryNotFoundError, RevisionNotFoundError):
             return None
-        if not any(each.rfilename == "config.json" for each in head.siblings or []):
+        if "config.json" not in _names(head):
             return None
         return Path(snapshot_download(repo_id, revision=head.sha, allow_patterns=["*.json", "*.safetensors"]))
+
+
+def _names(head: ModelInfo) -> set[str]:
+    return {each.rfilename for each in head.siblings or []}
 
 
 def _prepare_branch(api: HfApi, folder: Path, hub: HubRecipe) -> ModelInfo:
@@ -382,7 +336,7 @@ def _prepare_branch(api: HfApi, folder: Path, hub: HubRecipe) -> ModelInfo:
     if revision != "main":
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     head = api.model_info(repo_id, revision=revision)
-    if any(each.rfilename == "config.json" for each in head.siblings or []):
+    if "config.json" in _names(head):
         config = read_json(Path(api.hf_hub_download(repo_id, "config.json", revision=head.sha)))
         if config.get("model_type") != "vaswani":
             raise PublishingError(
@@ -461,28 +415,19 @@ def _advice(error: Exception, repo_id: str, revision: str) -> str:
 # ---- During a training -------------------------------------------------------------------------------------------
 
 
-def _waiting(run_dir: Path) -> list[Path]:
-    """Returns the checkpoints that wait to be published, oldest first."""
-    return checkpoint_folders(run_dir / UNPUBLISHED)
-
-
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     """
     Publishes the newest of the checkpoints that wait to be published, and discards the others. It is discarded too if
-    its score is too low by now, or if it was not compared with the model that it must not be worse than.
-
-    Args:
-        run_dir (`Path`): the run folder.
-        hub ([`HubRecipe`]): destination and minimum BLEU or score.
-
-    Raises:
-        PublishingError: the Hub refused, or could not be reached; the checkpoints are kept.
+    its score is too low by now, or if it was not compared with the model that it must not be worse than. A
+    [`PublishingError`] keeps them.
     """
-    waiting = _waiting(run_dir)
+    waiting = checkpoint_folders(run_dir / UNPUBLISHED)
     if not waiting:
         return
     try:
-        address = push_checkpoint(read_candidate(run_dir, waiting[-1], hub), _kept_verdict(waiting[-1]))
+        kept = waiting[-1] / VERDICT
+        verdict = from_json(Verdict, read_json(kept)) if kept.is_file() else None
+        address = push_checkpoint(read_candidate(run_dir, waiting[-1], hub), verdict)
         logger.info(f"Published {waiting[-1].name}: {address}")
     except ValueError as error:
         logger.warning(str(error))
@@ -491,10 +436,6 @@ def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     with contextlib.suppress(OSError):
         # The folder is not empty if another checkpoint has arrived in the meantime.
         (run_dir / UNPUBLISHED).rmdir()
-
-
-def _kept_verdict(folder: Path) -> Verdict | None:
-    return from_json(Verdict, read_json(folder / VERDICT)) if (folder / VERDICT).is_file() else None
 
 
 def is_due(hub: HubRecipe, number: int) -> bool:
@@ -520,7 +461,7 @@ class Publisher:
                 f"There is no token for the Hub, and publishing to {hub.repo_id} requires one: log in with "
                 "`hf auth login`, or set HF_TOKEN"
             )
-        for folder in _waiting(run_dir):
+        for folder in checkpoint_folders(run_dir / UNPUBLISHED):
             if checkpoint_step(folder) > step:
                 shutil.rmtree(folder)
         self.thread: threading.Thread | None = None

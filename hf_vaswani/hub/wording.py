@@ -97,59 +97,35 @@ def papers_of(recipe: Recipe, stacks: tuple[str, ...]) -> set[str]:
     return {TASKS[recipe.task].paper} - {""}
 
 
-def usage(recipe: Recipe, folder: Path, model_id: str, pin: str, is_trusted: bool = False) -> str:
-    """
-    Returns lines of Python that use a model.
-
-    Args:
-        recipe ([`Recipe`]): task, languages and prefix of the model.
-        folder (`Path`): its folder.
-        model_id (`str`): name that the lines load it by.
-        pin (`str`): further arguments of the loading, beginning with a comma; "" for none.
-        is_trusted (`bool`): whether transformers runs the code that is stored beside the weights.
-    """
-    load = f'"{model_id}"{pin}' + (", trust_remote_code=True" if is_trusted else "")
-    text = json.dumps(example_of(recipe, folder), ensure_ascii=False)
-    kind, pipeline = TASKS[recipe.task], pipeline_of(recipe.task)
-    if pipeline is None:
-        # Masks are special tokens, which the tokenizers of translation do not recognize in text.
-        masks = "split_special_tokens=False, " if recipe.task == "denoise" else ""
-        lines = [
-            f"from transformers import {kind.auto_class}, AutoTokenizer",
-            "",
-            f"tokenizer = AutoTokenizer.from_pretrained({load})",
-            f"model = {kind.auto_class}.from_pretrained({load})",
-            f'inputs = tokenizer({text}, {masks}return_tensors="pt")',
-            "tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)",
-        ]
-        return "\n".join(lines)
-    # Only the first token of a word has a label.
-    words = ', aggregation_strategy="first"' if recipe.task == "tagging" else ""
-    options = ", max_new_tokens=20" if recipe.task == "causal_lm" else ""
-    if recipe.data.pair_column is not None:
-        text = f'{{"text": {text}, "text_pair": {text}}}'
+def options_of(recipe: Recipe) -> str:
+    """Returns the further arguments of the example's call, beginning with a comma; "" for none."""
     if recipe.task in PAIR_TASKS and recipe.data.target_tag:
-        options = f', tgt_lang="{recipe.data.target_language}"'
-    name = PIPELINES[pipeline]
-    call = f'{name} = pipeline("{pipeline}", model={load}{words})'
-    return f"from transformers import pipeline\n\n{call}\n{name}({text}{options})"
+        return f', tgt_lang="{recipe.data.target_language}"'
+    # Masks are special tokens, which the tokenizers of translation do not recognize in text.
+    more = {"causal_lm": ", max_new_tokens=20", "denoise": ", split_special_tokens=False"}
+    return more.get(recipe.task, "")
 
 
 def example_of(recipe: Recipe, folder: Path) -> str:
-    """Returns a text that the model of a recipe can read, with the prefix or the tag that it was trained with."""
+    """
+    Returns what the example's call gives to the model, as Python writes it: a text with the prefix or the tag that the
+    model was trained with, or a pair of texts.
+    """
     language, objective = recipe.data.source_language, recipe.objective
     begin, end = EXAMPLES.get(language, ("...", ""))
+    text = f"{begin} {end}".strip()
     if recipe.task == "causal_lm":
         text = begin
     elif recipe.task == "span_corruption":
         text = f"{begin} <extra_0>."
     elif recipe.task == "masked_lm" or (recipe.task == "denoise" and objective.noise != ["permutation"]):
         text = f"{begin} {_mask_token(folder)}."
-    else:
-        text = f"{begin} {end}".strip()
     if recipe.task not in PAIR_TASKS and recipe.data.target_tag:
         text = f"<2{language}> {text}"
-    return text if recipe.data.prefix is None else f"{recipe.data.prefix} {text}"
+    if recipe.data.prefix is not None:
+        text = f"{recipe.data.prefix} {text}"
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if recipe.data.pair_column is None else f'{{"text": {quoted}, "text_pair": {quoted}}}'
 
 
 def _mask_token(folder: Path) -> str:

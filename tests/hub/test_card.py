@@ -280,7 +280,7 @@ def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
 
 
 def test_without_matplotlib_there_is_a_warning_and_no_curve(run, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("hf_vaswani.hub.card.curve_picture", curve_picture)
+    monkeypatch.setattr("hf_vaswani.hub.evaluation.curve_picture", curve_picture)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     files = card_files(run, run / "model", read_result(run), None, "main")
     assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
@@ -419,7 +419,9 @@ def test_several_languages_and_sets_of_running_text(text_run) -> None:
 
 def test_the_curve_of_running_text_is_that_of_what_ranks(text_run, monkeypatch) -> None:
     drawn = []
-    monkeypatch.setattr("hf_vaswani.hub.card.curve_picture", lambda *arguments: drawn.append(arguments) or b"PNG")
+    monkeypatch.setattr(
+        "hf_vaswani.hub.evaluation.curve_picture", lambda *arguments: drawn.append(arguments) or b"PNG"
+    )
     for best_by in ("loss", "accuracy"):
         options = {"best_by": best_by, "label_smoothing": 0.1}
         run = text_run("masked_lm", training=options, objective={"next_sentence": True})

@@ -604,12 +604,6 @@ def test_a_language_model_has_no_bleu_to_ask_for(hub, push, text_run, options, w
     assert hub.log == []
 
 
-def test_a_minimum_is_never_compared_with_another_measure(text_run) -> None:
-    run = text_run("causal_lm")
-    with pytest.raises(ValueError, match="hub.min_score does not apply to training.best_by 'loss'"):
-        publishing.read_candidate(run, run / "model", HubRecipe(repo_id="alice/m", min_score=0.5))
-
-
 # ---- Failures ----------------------------------------------------------------------------------------------------
 
 COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")

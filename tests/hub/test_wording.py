@@ -4,6 +4,7 @@ import json
 from typing import get_args
 
 import pytest
+import transformers
 
 from hf_vaswani import recipe
 from hf_vaswani.hub.wording import (
@@ -14,10 +15,10 @@ from hf_vaswani.hub.wording import (
     languages_of,
     named_sources,
     names_only,
+    options_of,
     papers_of,
     pipeline_of,
     purpose_of,
-    usage,
 )
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, ObjectiveRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Environment, Text
@@ -28,53 +29,38 @@ def test_every_task_has_words() -> None:
     assert all(word for kind in TASKS.values() for word in (kind.model, kind.name, kind.hub_task, kind.per))
 
 
+def test_a_task_has_a_pipeline_if_transformers_loads_its_model() -> None:
+    """transformers has none for sequence-to-sequence models other than translation."""
+    assert {task for task in TASKS if pipeline_of(task) is None} == {"span_corruption", "denoise"}
+    assert all(hasattr(transformers, kind.auto_class) for kind in TASKS.values())
+
+
 @pytest.mark.parametrize(
-    ("task", "pipeline"),
+    ("settings", "example"),
     [
-        ("translation", "translation"),
-        ("masked_lm", "fill-mask"),
-        ("causal_lm", "text-generation"),
-        ("span_corruption", None),
-        ("denoise", None),
-        ("classification", "text-classification"),
-        ("tagging", "token-classification"),
+        (Recipe(), "The cat sleeps."),
+        (Recipe(task="classification"), "The cat sleeps."),
+        (Recipe(task="masked_lm"), "The cat [MASK]."),
+        (Recipe(task="denoise"), "The cat [MASK]."),
+        (Recipe(task="denoise", objective=ObjectiveRecipe(noise=["permutation"])), "The cat sleeps."),
+        (Recipe(task="span_corruption"), "The cat <extra_0>."),
+        (Recipe(task="causal_lm", data=DataRecipe(source_language="de", target_tag=True)), "<2de> Die Katze"),
+        (Recipe(task="causal_lm", data=DataRecipe(source_language="xx")), "..."),
+        (Recipe(data=DataRecipe(prefix='to "German":')), 'to "German": The cat sleeps.'),
     ],
 )
-def test_the_example_calls_the_pipeline_of_the_task(tmp_path, task, pipeline) -> None:
-    """transformers has none for sequence-to-sequence models other than translation."""
-    settings = Recipe(task=task)
-    assert pipeline_of(task) == pipeline
-    for is_trusted in (False, True):
-        lines = usage(settings, tmp_path, "me/model", ', revision="v2"', is_trusted)
-        compile(lines, "usage", "exec")
-        trust = ", trust_remote_code=True" if is_trusted else ""
-        if pipeline is None:
-            for name in (TASKS[task].auto_class, "AutoTokenizer"):
-                assert f'{name}.from_pretrained("me/model", revision="v2"{trust})' in lines
-            assert "model.generate(" in lines
-        else:
-            first = ', aggregation_strategy="first"' if task == "tagging" else ""
-            assert f'pipeline("{pipeline}", model="me/model", revision="v2"{trust}{first})' in lines
-
-
-def test_the_example_has_what_the_model_predicts(tmp_path) -> None:
+def test_the_example_has_what_the_model_predicts(tmp_path, settings, example) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "[MASK]"}}))
-    examples = {task: example_of(Recipe(task=task), tmp_path) for task in TASKS}
-    assert examples["masked_lm"] == examples["denoise"] == "The cat [MASK]."
-    assert examples["span_corruption"] == "The cat <extra_0>."
-    assert examples["causal_lm"] == "The cat"
-    assert examples["classification"] == examples["tagging"] == examples["translation"] == "The cat sleeps."
-    assert example_of(Recipe(task="masked_lm"), tmp_path / "empty") == "The cat <mask>."
-    reordered = Recipe(task="denoise", objective=ObjectiveRecipe(noise=["permutation"]))
-    assert example_of(reordered, tmp_path) == "The cat sleeps."
-    german = Recipe(task="causal_lm", data=DataRecipe(source_language="de", target_tag=True))
-    assert example_of(german, tmp_path) == "<2de> Die Katze"
-    assert example_of(Recipe(task="causal_lm", data=DataRecipe(source_language="xx")), tmp_path) == "..."
+    assert json.loads(example_of(settings, tmp_path)) == example
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert json.loads(example_of(settings, tmp_path)) == example.replace("[MASK]", "<mask>")
 
 
-def test_a_translation_has_its_prefix_and_its_target_language(tmp_path) -> None:
-    settings = Recipe(data=DataRecipe(prefix="<bt>", target_tag=True))
-    assert usage(settings, tmp_path, "m", "").endswith('translator("<bt> The cat sleeps.", tgt_lang="de")')
+def test_an_example_has_what_the_call_needs(tmp_path) -> None:
+    pair = Recipe(task="classification", data=DataRecipe(pair_column="b"))
+    assert set(json.loads(example_of(pair, tmp_path))) == {"text", "text_pair"}
+    assert options_of(Recipe(data=DataRecipe(target_tag=True))) == ', tgt_lang="de"'
+    assert options_of(Recipe()) == options_of(pair) == ""
 
 
 def test_the_papers_are_those_of_the_objective() -> None:
