@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, and the lock that keeps a second training out of a run folder."""
+"""Ctrl-C, SIGTERM, and the locks that keep a second process out of a run folder or a growing file."""
 
 import logging
 import multiprocessing
@@ -90,8 +90,6 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
 
 # Seconds that a training may go on after SIGTERM, most of a minute, unless its launcher has been told to wait longer.
 GRACE = 50
-# The processes that are within `ends_after_sigterm`: their children inherit what wakes the thread.
-_woken: set[int] = set()
 
 
 @contextmanager
@@ -129,26 +127,18 @@ def ends_after_sigterm(text: str, grace: float | None = None) -> Iterator[None]:
 
     threading.Thread(target=watch, daemon=True).start()
     before = signal.set_wakeup_fd(into, warn_on_full_buffer=False)
-    _woken.add(os.getpid())
     try:
         yield
     finally:
         done.set()
-        _woken.discard(os.getpid())
         signal.set_wakeup_fd(before)
         # The thread reads its end.
         os.close(into)
 
 
-def _sleep_on() -> None:
-    """Keeps the signals of a forked child from waking its parent's thread."""
-    if _woken:
-        _woken.clear()
-        signal.set_wakeup_fd(-1)
-
-
+# A forked child inherits what wakes its parent's thread.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_sleep_on)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def ignore_signals(_: int) -> None:
@@ -171,44 +161,21 @@ def _end_of_worker(error: Exception, batch: Any) -> None:
 
 
 @contextmanager
-def exclusive_run(folder: Path, patience: float = 0) -> Iterator[None]:
+def exclusive(place: Path, patience: float = 0) -> Iterator[None]:
     """
-    Holds the lock of a run folder, which keeps a second training out. The system releases it if the process is killed.
+    Holds the lock of a run folder, or of a file that grows, which keeps a second process from writing there. The
+    system releases it if the process is killed.
 
     Args:
-        folder (`Path`): the run folder, which need not exist yet.
+        place (`Path`): the folder or file, which need not exist yet.
         patience (`float`): seconds to wait for a process that holds the lock.
 
     Raises:
         ValueError: another process holds the lock.
-        OSError: the folder is not writable.
+        OSError: the lock cannot be written.
     """
-    busy = f"{folder} is being trained by another process: use another --run_dir."
-    with _locked(folder, busy, f"The folder {folder} cannot be written to", "Use another --run_dir.", patience):
-        yield
-
-
-@contextmanager
-def exclusive_file(file: Path) -> Iterator[None]:
-    """
-    Holds the lock of a file that grows, which keeps a second process from writing it.
-
-    Args:
-        file (`Path`): the file, which need not exist yet.
-
-    Raises:
-        ValueError: another process holds the lock.
-        OSError: the folder of the file is not writable.
-    """
-    busy = f"{file} is being written by another process: wait for it, or use another file."
-    with _locked(file, busy, f"{file} cannot be written", "Use another folder."):
-        yield
-
-
-@contextmanager
-def _locked(locked: Path, busy: str, denied: str, advice: str, patience: float = 0) -> Iterator[None]:
     # Beside a run folder, which is created only after the text has been read.
-    path = locked.resolve().with_name(f".{locked.resolve().name}.lock")
+    path = place.resolve().with_name(f".{place.resolve().name}.lock")
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,9 +183,11 @@ def _locked(locked: Path, busy: str, denied: str, advice: str, patience: float =
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
         lock.acquire(timeout=patience)
     except Timeout as error:
-        raise ValueError(busy) from error
+        raise ValueError(
+            f"{place} is being written by another process: wait for it, or name another place."
+        ) from error
     except OSError as error:
-        raise OSError(f"{denied}: {error}. {advice}") from error
+        raise OSError(f"{place} cannot be written to: {error}. Name another place.") from error
     try:
         yield
     finally:
@@ -226,13 +195,20 @@ def _locked(locked: Path, busy: str, denied: str, advice: str, patience: float =
         lock.release()
 
 
-class SignalRecorder:
-    """Records Ctrl-C, SIGTERM or SIGUSR1 within its block instead of acting on it. A second Ctrl-C raises at once."""
+class Interruption:
+    """
+    Records Ctrl-C, SIGTERM or SIGUSR1 within its block instead of acting on it. A second Ctrl-C raises at once.
 
-    at_once = ""
-    """The text of the `KeyboardInterrupt` that a second Ctrl-C raises."""
+    Args:
+        notice (`str`): logged at the first signal.
+        at_once (`str`): text of the `KeyboardInterrupt` that a second Ctrl-C raises.
 
-    def __init__(self) -> None:
+    Attributes:
+        signal (`int`, *optional*): the first signal that was received.
+    """
+
+    def __init__(self, notice: str = "", at_once: str = "") -> None:
+        self.notice, self.at_once = notice, at_once
         self.signal: int | None = None
 
     def __enter__(self) -> Self:
@@ -250,6 +226,8 @@ class SignalRecorder:
         now = time.monotonic()
         if self.signal is None:
             self.signal, self.since = number, now
+            if self.notice:
+                logger.info(self.notice)
         # Launchers forward the signal that their process group has received already: that is not a second Ctrl-C.
         elif number == signal.SIGINT and now - self.since > 1:
             raise KeyboardInterrupt(self.at_once)
@@ -258,33 +236,7 @@ class SignalRecorder:
 @contextmanager
 def delayed_signals() -> Iterator[None]:
     """Delays Ctrl-C, SIGTERM and SIGUSR1 until the end of the block. A second Ctrl-C raises at once."""
-    with SignalRecorder() as recorder:
+    with Interruption() as interruption:
         yield
-    if recorder.signal is not None:
-        signal.raise_signal(recorder.signal)
-
-
-class Interruption(SignalRecorder):
-    """Stops a training by Ctrl-C, SIGTERM or SIGUSR1 after the current update. A second Ctrl-C stops it at once."""
-
-    at_once = "stopped at once, without a checkpoint of the current update."
-
-    @property
-    def asked(self) -> bool:
-        """Returns whether a signal has been received."""
-        return self.signal is not None
-
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked:
-            logger.info(
-                "Stopping after this update, and its validation if one is due. Press Ctrl-C again to stop at once, "
-                "without a checkpoint."
-            )
-        super()._record(number, frame)
-
-    def error(self, checkpoint: Path) -> Interrupted:
-        """Returns the error to raise once everything is saved in `checkpoint`."""
-        return Interrupted(
-            f"stopped. Everything is saved in {checkpoint}; run the same command again to resume.",
-            128 + (self.signal or signal.SIGTERM),
-        )
+    if interruption.signal is not None:
+        signal.raise_signal(interruption.signal)

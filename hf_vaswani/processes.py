@@ -21,7 +21,7 @@ import torch
 from .memory import keep_freed_memory, limit_kernel_cache
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
 
     from .recipe import Recipe, TrainingRecipe
 
@@ -53,29 +53,32 @@ class Launch(Protocol):
         """Index of this process; 0 is the main process."""
 
 
-def join_process_group(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
+def join_process_group(timeout: timedelta) -> "PartialState":
     """
-    Joins this process with the others of its launch.
+    Joins this process with the others of its launch, if there are any.
 
     Args:
-        launched (`int`): number of processes.
-        start (`Callable[[timedelta], Any]`): creates Accelerate's `Accelerator` or `PartialState` with a timeout.
-        work (`timedelta`): timeout of collective operations once all processes have met.
+        timeout (`timedelta`): timeout of collective operations once all processes have met.
 
     Returns:
-        The result of `start`.
+        `accelerate.PartialState`.
 
     Raises:
         OSError: some process did not arrive within [`RENDEZVOUS_TIMEOUT`].
+        ValueError: Accelerate does not see the others.
     """
+    from accelerate import PartialState
+
+    launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched == 1:
-        return start(RENDEZVOUS_TIMEOUT)
+        return PartialState(timeout=RENDEZVOUS_TIMEOUT)
     end_with_launcher()
     atexit.register(close_process_group)
     try:
         use_own_store()
-        state = start(RENDEZVOUS_TIMEOUT)
-        cast(Any, state).wait_for_everyone()
+        # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
+        state = PartialState(cpu=_computes_on_cpu(), timeout=RENDEZVOUS_TIMEOUT)
+        state.wait_for_everyone()
     # gloo has no error class of its own.
     except RuntimeError as error:
         if not re.search(r"[Tt]ime[d ]*out|[Cc]onnect|store|rendezvous", str(error)):
@@ -84,12 +87,16 @@ def join_process_group(launched: int, start: Callable[[timedelta], T], work: tim
             f"The {launched} processes of this launch did not all meet within {RENDEZVOUS_TIMEOUT.seconds // 60} "
             f"minutes: {str(error).splitlines()[0]} Start all of them again."
         ) from error
+    if state.num_processes != launched:
+        raise ValueError(
+            f"{launched} processes were launched, but Accelerate sees {state.num_processes}: each would do the whole "
+            "work alone."
+        )
     # Imported here, because most launches are of one process.
     from torch.distributed import distributed_c10d
 
-    if distributed_c10d.is_initialized():
-        distributed_c10d._set_pg_timeout(work)
-        distributed_c10d._get_default_store().set_timeout(work)
+    distributed_c10d._set_pg_timeout(timeout)
+    distributed_c10d._get_default_store().set_timeout(timeout)
     return state
 
 
@@ -188,12 +195,9 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
     if launch.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
-        # As text: not every error can be pickled, or made again of what was pickled.
-        told = None if failure is None else _kind_and_text(failure)
-        result, told = broadcast_object_list([result, told])
+        result, told = broadcast_object_list([result, _kind_and_text(failure)])
         if told is not None and failure is None:
-            kind, text = told
-            raise SHARED.get(kind, RuntimeError)(text)
+            raise _error_of(*told)
     if failure is not None:
         raise failure
     return cast(T, result)
@@ -214,11 +218,9 @@ def local_main_process_first(launch: "Accelerator") -> Iterator[None]:
             return
         from accelerate.utils import gather_object
 
-        told = gather_object([None if failure is None else _kind_and_text(failure)])
-        told = [each for each in told if each is not None]
-        if told and failure is None:
-            kind, text = told[0]
-            raise SHARED.get(kind, RuntimeError)(text)
+        told = next(filter(None, gather_object([_kind_and_text(failure)])), None)
+        if told is not None and failure is None:
+            raise _error_of(*told)
 
     if not launch.is_local_main_process:
         meet_first(None)
@@ -236,11 +238,18 @@ def local_main_process_first(launch: "Accelerator") -> Iterator[None]:
 SHARED: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
 
 
-def _kind_and_text(error: Exception) -> tuple[str, str]:
+def _kind_and_text(error: Exception | None) -> tuple[str, str] | None:
+    """Returns an error as text: not every error can be pickled, or made again of what was pickled."""
+    if error is None:
+        return None
     for name, kind in SHARED.items():
         if isinstance(error, kind):
             return name, str(error)
     return "RuntimeError", f"{type(error).__name__}: {error}"
+
+
+def _error_of(kind: str, text: str) -> Exception:
+    return SHARED.get(kind, RuntimeError)(text)
 
 
 # ---- Training ----------------------------------------------------------------------------------------------------
@@ -261,49 +270,29 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
         ValueError: the launch contradicts itself or the recipe, or the machine lacks something the recipe needs.
         OSError: some process did not arrive.
     """
-    from accelerate import Accelerator, PartialState
-    from accelerate.utils import (
-        DistributedType,
-        InitProcessGroupKwargs,
-        ProjectConfiguration,
-        TorchDynamoPlugin,
-    )
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration, TorchDynamoPlugin
 
     training = recipe.training
     _check_precision(training)
-    limit_kernel_cache()
     _check_launch_type()
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    on_cpu = launched > 1 and _computes_on_cpu()
+    limit_kernel_cache()
+    state = join_process_group(TRAINING_TIMEOUT)
     precision: str | None = training.mixed_precision
     if precision == "auto":
-        # The processes of a launch need the same precision, which they get before the accelerator is made.
-        state = join_process_group(
-            launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRAINING_TIMEOUT
-        )
         precision = on_main_process(state, choose_precision, state.device)
-    accelerator = join_process_group(
-        launched,
-        lambda timeout: Accelerator(
-            cpu=on_cpu,
-            mixed_precision=precision,
-            log_with=training.trackers or None,
-            # One graph for all lengths: compiled for each of them, it would never stop compiling.
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if training.compile else None,
-            project_config=ProjectConfiguration(project_dir=recipe.run_dir),
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
-            step_scheduler_with_optimizer=False,
-        ),
-        TRAINING_TIMEOUT,
+    accelerator = Accelerator(
+        cpu=state.num_processes > 1 and state.device.type == "cpu",
+        mixed_precision=precision,
+        log_with=training.trackers or None,
+        # One graph for all lengths: compiled for each of them, it would never stop compiling.
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if training.compile else None,
+        project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+        step_scheduler_with_optimizer=False,
     )
-    if accelerator.num_processes != launched:
-        raise ValueError(
-            f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
-            "each would train a model of its own."
-        )
     if accelerator.distributed_type.value not in LAUNCH_TYPES:
         raise ValueError(_refusal(accelerator.distributed_type.value))
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if accelerator.distributed_type.value == "FSDP":
         _check_fsdp(accelerator, training)
     # All processes log the same, so only the main process does.
     logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
@@ -444,15 +433,8 @@ class Processes:
 
     def __init__(self) -> None:
         self.num_processes, self.process_index = 1, 0
-        launched = int(os.environ.get("WORLD_SIZE", "1"))
-        if launched > 1:
-            from accelerate import PartialState
-
-            # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
-            on_cpu = _computes_on_cpu()
-            state = join_process_group(
-                launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRANSLATION_TIMEOUT
-            )
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            state = join_process_group(TRANSLATION_TIMEOUT)
             self.num_processes, self.process_index = state.num_processes, state.process_index
 
     @property

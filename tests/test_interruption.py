@@ -9,29 +9,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
 from hf_vaswani.interruption import (
     Interrupted,
     Interruption,
     delayed_signals,
     ends_after_sigterm,
-    exclusive_run,
+    exclusive,
     ignore_signals,
     stopped_by_sigterm,
 )
 from hf_vaswani.run_folder import list_checkpoints
+from hf_vaswani.training.optimization import noam
 
 from . import children
 from .campaign.verbs import verb
-from .children import Child, End, rarely_switching, run_python
+from .children import Child, rarely_switching
 from .conftest import ROOT, dear, tiny_recipe
 
 
@@ -94,21 +98,30 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def stop(run: Path, number: int, process: int, ended: Callable[[], bool]) -> None:
-    """Sends a signal to the process group of a training that has saved, and to the process, as launchers do."""
-    wait_for(lambda: (run / "checkpoint-50").is_dir() or ended())
-    os.killpg(process, number)
-    os.kill(process, number)
-
-
-def assert_stopped(arguments: list[str], run: Path, end: End, code: int) -> None:
-    """Asserts that a run was stopped in good order, and that it ends with the bits of an uninterrupted one."""
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 0)])
+def test_asked_to_stop_it_saves_and_says_how_to_resume(tmp_path, number, code, workers) -> None:
+    """
+    The real `python train.py` with its data workers, as a job system stops it: with the signal handlers, threads and
+    workers of an interpreter of its own, which no forked process has in the same way.
+    """
+    arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=50, keep_last=2, data_workers=workers)
+    run = tmp_path / "run"
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, "--run_dir", str(run)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    wait_for(lambda: (run / "checkpoint-50").is_dir() or process.poll() is not None)
+    # To the process group and to the process, as launchers do.
+    os.killpg(process.pid, number)
+    os.kill(process.pid, number)
+    _, stderr = process.communicate(timeout=120)
     newest = list_checkpoints(run)[-1]
     step = int(newest.name.removeprefix("checkpoint-"))
-    assert end.code == code, end.err[-2000:]
+    assert process.returncode == code, stderr[-2000:]
     sentence = f"train.py: stopped. Everything is saved in {newest}; run the same command again to resume."
-    assert end.sentence == sentence and step >= 50 and "Traceback" not in end.err
-    # To an end that is not far.
+    assert stderr.strip().splitlines()[-1] == sentence and step >= 50 and "Traceback" not in stderr
+    # Resumed, it ends with the bits of an uninterrupted run; at an end that is not far.
     last = step - step % 50 + 50
     arguments = [*arguments, f"--training.max_steps={last}"]
     assert train(arguments, run) == 0
@@ -119,60 +132,34 @@ def assert_stopped(arguments: list[str], run: Path, end: End, code: int) -> None
 
 
 @pytest.mark.process
-def test_asked_to_stop_it_saves_and_says_how_to_resume(tmp_path) -> None:
-    """
-    The real `python train.py` with its data workers, as a job system stops it: with the signal handlers, threads and
-    workers of an interpreter of its own, which no forked process has in the same way.
-    """
-    arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=50, keep_last=2, data_workers=2)
-    run = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, "--run_dir", str(run)]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    stop(run, signal.SIGTERM, process.pid, lambda: process.poll() is not None)
-    _, stderr = process.communicate(timeout=120)
-    assert_stopped(arguments, run, End(process.returncode, "", stderr), 143)
-
-
-@pytest.mark.process
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path) -> None:
-    arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=50, keep_last=2)
-    run = tmp_path / "run"
-    child = Child(tmp_path / "outputs", run_python, [str(ROOT / "train.py"), *arguments, "--run_dir", str(run)])
-    stop(run, signal.SIGINT, child.process.pid or 0, lambda: not child.process.is_alive())
-    assert_stopped(arguments, run, child.end(), 130)
-
-
-@pytest.mark.process
 def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, launch) -> None:
+    from accelerate.utils import load
+
     arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=10, keep_last=1, average_last=1)
     run = tmp_path / "run"
     processes = launch(arguments, run)
     wait_for(lambda: bool(list_checkpoints(run)))
     os.kill(processes[1].process.pid, signal.SIGUSR1)
-    ends = [child.end(30) for child in processes]
+    assert [child.end(30).code for child in processes] == [143, 138]
     (checkpoint,) = list_checkpoints(run)
-    assert {path.name for path in checkpoint.glob("random_states_*.pkl")} == {
-        "random_states_0.pkl",
-        "random_states_1.pkl",
-    }
-    assert [end.code for end in ends] == [143, 138]
+    # Each has a dropout of its own.
+    for process in (0, 1):
+        generator = torch.Generator()
+        generator.set_state(load(checkpoint / f"random_states_{process}.pkl")["torch_manual_seed"])
+        assert generator.initial_seed() == process + 1
 
 
 def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with Interruption() as interruption:
-        assert not interruption.asked
+    with Interruption(at_once="without a checkpoint") as interruption:
         signal.raise_signal(signal.SIGINT)
-        assert interruption.asked
         # A launcher forwards the same Ctrl-C at once.
         signal.raise_signal(signal.SIGINT)
         interruption.since -= 2
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt, match="without a checkpoint"):
             signal.raise_signal(signal.SIGINT)
-        assert interruption.error(Path("checkpoint-3")).exit_code == 130
+        assert interruption.signal == signal.SIGINT
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
@@ -216,9 +203,7 @@ def wait_forever(in_library: bool, ready: Path) -> None:
 @pytest.mark.parametrize("in_library", [True, False])
 def test_sigterm_ends_a_training_that_gets_no_further(tmp_path, in_library) -> None:
     child = Child(tmp_path / "outputs", wait_forever, in_library, tmp_path / "ready")
-    until = time.monotonic() + 60
-    while not (tmp_path / "ready").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for((tmp_path / "ready").exists)
     time.sleep(0.2)
     os.kill(child.process.pid or 0, signal.SIGTERM)
     end = child.end(30)
@@ -242,8 +227,6 @@ def test_a_block_that_ends_after_sigterm_in_time_leaves_the_process_alone() -> N
 
 
 def full_shared_memory(arguments: list[str], run: str) -> int:
-    from hf_vaswani.cli import main
-
     def full(*_: Any, **__: Any) -> None:
         raise OSError("No space left on device")
 
@@ -261,30 +244,11 @@ def test_a_worker_that_cannot_hand_over_a_batch_ends_the_training(tmp_path) -> N
     assert "cannot hand over a batch: No space left on device" in end.err
 
 
-def seed(checkpoint: Path, process: int) -> int:
-    """Returns the seed of the dropout's generator."""
-    from accelerate.utils import load
-
-    generator = torch.Generator()
-    generator.set_state(load(checkpoint / f"random_states_{process}.pkl")["torch_manual_seed"])
-    return generator.initial_seed()
-
-
-@pytest.mark.process
-def test_each_process_has_a_dropout_of_its_own(tmp_path, launch) -> None:
-    assert [child.end().code for child in launch(tiny_recipe(tmp_path, max_steps=1), tmp_path / "run")] == [0, 0]
-    assert [seed(tmp_path / "run" / "checkpoint-1", process) for process in (0, 1)] == [1, 2]
-
-
 def test_a_folder_that_is_being_trained_is_refused(tmp_path, capsys) -> None:
-    from filelock import FileLock
-
-    from hf_vaswani.cli import main
-
     arguments = [*tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]
     with FileLock(tmp_path / ".run.lock"):
         assert main(["train", *arguments]) == 2
-    assert "run is being trained by another process" in capsys.readouterr().err
+    assert "run is being written by another process" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert main(["train", *arguments]) == 0
     assert not (tmp_path / ".run.lock").exists()
@@ -303,18 +267,18 @@ def test_a_lock_that_its_holder_leaves_while_another_asks_for_it_has_one_holder(
         lock(file, operation)
 
     def wait_and_hold() -> None:
-        with exclusive_run(tmp_path / "run", 20):
+        with exclusive(tmp_path / "run", 20):
             entered.set()
             done.wait(20)
 
     other = threading.Thread(target=wait_and_hold)
     monkeypatch.setattr(fcntl, "flock", late)
-    with exclusive_run(tmp_path / "run"):
+    with exclusive(tmp_path / "run"):
         other.start()
         assert asked.wait(20)
     left.set()
     assert entered.wait(20)
-    with pytest.raises(ValueError, match="is being trained by another process"), exclusive_run(tmp_path / "run"):
+    with pytest.raises(ValueError, match="is being written by another process"), exclusive(tmp_path / "run"):
         pass
     done.set()
     other.join()
@@ -344,22 +308,18 @@ def test_a_child_of_a_pool_ends_silently() -> None:
     assert (end.out, end.err) == ("-15\n", "")
 
 
-OUTSIDE_THE_UPDATES = [
-    "data.pairs.PairData.read",
-    "data.task_data.TaskData.make_tokenizer",
-    "data.task_data.TaskData.build_updates",
-    "training.state.forget_after",
-    "training.loop.average_checkpoints",
-    "training.loop.translate_and_score",
-    "training.loop.digests",
-    "training.loop.card_files",
-]
-
-
-@pytest.mark.parametrize("place", [place if i % 2 else dear(place) for i, place in enumerate(OUTSIDE_THE_UPDATES)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "data.pairs.PairData.make_tokenizer",
+        dear("data.pairs.PairData.build_updates"),
+        "training.state.forget_after",
+        "training.loop._train",
+        dear("training.loop.translate_and_score"),
+        "training.loop.card_files",
+    ],
+)
 def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, capsys, monkeypatch, place) -> None:
-    from hf_vaswani.cli import main
-
     arguments = ["train", *tiny_recipe(tmp_path, scored=True, max_steps=2), "--run_dir", str(tmp_path / "run")]
     owner_name, name = place.rsplit(".", 1)
     owner = pkgutil.resolve_name(f"hf_vaswani.{owner_name}")
@@ -383,24 +343,6 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, monkeypatch) -> None:
-    """The training loop no longer checks for signals there."""
-    from hf_vaswani.cli import main
-    from hf_vaswani.training import loop as training
-
-    train = training._train
-
-    def asked(*options: Any) -> None:
-        train(*options)
-        signal.raise_signal(signal.SIGTERM)
-
-    arguments = ["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_train", asked)
-        assert main(arguments) == 143
-    assert not (tmp_path / "run" / "model").exists()
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_loses_the_other_one_ends_with_an_error(tmp_path, launch, victim) -> None:
@@ -416,10 +358,8 @@ def test_a_process_that_loses_the_other_one_ends_with_an_error(tmp_path, launch,
 # ---- Non-finite updates ------------------------------------------------------------------------------------------
 
 
-def poison(monkeypatch, updates: set[int]) -> None:
+def poison(monkeypatch, updates: Collection[int]) -> None:
     """Makes the loss of these updates infinite, counted from 1, without changing their gradients."""
-    from hf_vaswani import VaswaniForConditionalGeneration
-
     forward, count = VaswaniForConditionalGeneration.forward, 0
 
     def poisoned(self, *args, **kwargs):
@@ -434,10 +374,11 @@ def poison(monkeypatch, updates: set[int]) -> None:
     monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", poisoned)
 
 
-def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkeypatch) -> None:
-    from hf_vaswani.cli import main
-    from hf_vaswani.training.optimization import noam
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
+
+def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkeypatch) -> None:
     poison(monkeypatch, {3, 5})
     switches = {"max_steps": 6, "save_every": 1, "keep_last": 6, "max_nonfinite_updates": 2, "ema_decay": 0.9}
     assert main(["train", *tiny_recipe(tmp_path, **switches), "--run_dir", str(tmp_path / "run")]) == 0
@@ -445,18 +386,16 @@ def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkey
         weights = [load_file(tmp_path / "run" / f"checkpoint-{n}" / f"{file}.safetensors") for n in range(1, 7)]
         moved = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(weights)]
         assert moved == [True, False, True, False, True]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [3, 5]
+    skipped = lines(tmp_path / "run" / "nonfinite_updates.jsonl")
+    assert [line["step"] for line in skipped] == [3, 5]
     # The schedule advances all the same.
-    assert [line["learning_rate"] for line in lines] == pytest.approx([noam(3, 16, 10), noam(5, 16, 10)])
+    assert [line["learning_rate"] for line in skipped] == pytest.approx([noam(3, 16, 10), noam(5, 16, 10)])
 
 
 @pytest.mark.variants(2)
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_stop_among_skipped_updates_changes_nothing(tmp_path, monkeypatch, stop) -> None:
     """Neither the number of updates in a row that ends the run, nor the start of the moving average."""
-    from hf_vaswani.cli import main
-
     switches = {"save_every": 1, "keep_last": 9, "max_nonfinite_updates": 4, "ema_decay": 0.75, "average_last": 1}
     averages = []
     for steps, name in (((3,), "whole"), ((1, 3), "parted")):
@@ -467,30 +406,26 @@ def test_a_stop_among_skipped_updates_changes_nothing(tmp_path, monkeypatch, sto
             monkeypatch.undo()
         averages.append(load_file(tmp_path / name / "checkpoint-3" / "ema.safetensors"))
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
-    poison(monkeypatch, set(range(1, 99)))
+    poison(monkeypatch, range(1, 99))
     run = tmp_path / "never"
     for max_steps, code in ((stop, 0), (9, 2)):
         assert main(["train", *tiny_recipe(tmp_path, max_steps=max_steps, **switches), "--run_dir", str(run)]) == code
-    lines = (run / "nonfinite_updates.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines(run / "nonfinite_updates.jsonl")] == [1, 2, 3, 4]
 
 
 def test_too_many_skipped_updates_stop_the_run_and_keep_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
-    from hf_vaswani.cli import main
-
-    poison(monkeypatch, set(range(6, 100)))
+    poison(monkeypatch, range(6, 100))
     arguments = tiny_recipe(tmp_path, max_steps=30, save_every=4, max_nonfinite_updates=3, keep_last=3, log_every=1)
     arguments += ["--run_dir", str(tmp_path / "run")]
     assert main(["train", *arguments]) == 2
     sentence = capsys.readouterr().err.strip().splitlines()[-1]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [6, 7, 8]
-    last = lines[-1]
-    words = ["3 updates in a row", "update 8: loss inf", f"learning rate {last['learning_rate']:.3g}", "checkpoint-4"]
+    skipped = lines(tmp_path / "run" / "nonfinite_updates.jsonl")
+    assert [line["step"] for line in skipped] == [6, 7, 8]
+    rate, pairs = skipped[-1]["learning_rate"], ", ".join(map(str, skipped[-1]["pairs"][:10]))
+    words = ["3 updates in a row", "update 8: loss inf", f"learning rate {rate:.3g}", "checkpoint-4", pairs]
     assert all(word in sentence for word in words), sentence
-    assert ", ".join(map(str, last["pairs"][:10])) in sentence
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint-4"]
-    curve = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
+    curve = lines(tmp_path / "run" / "training.jsonl")
     assert [line["loss"] is None for line in curve] == [False] * 5 + [True] * 2
     # Without the cause, it resumes from there, and log entries of later updates are removed.
     monkeypatch.undo()
@@ -519,27 +454,3 @@ def test_a_signal_in_a_destructor_is_not_lost(number) -> None:
         assert not isinstance(stopped.value, Interrupted)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_launch_waits_for_the_end_of_an_earlier_one(tmp_path) -> None:
-    with exclusive_run(tmp_path / "run"):
-        with (
-            pytest.raises(ValueError, match="is being trained by another process"),
-            exclusive_run(tmp_path / "run", 0.1),
-        ):
-            pass
-        begun = threading.Event()
-
-        def later() -> None:
-            begun.set()
-            with exclusive_run(tmp_path / "run", 20):
-                done.append(time.monotonic())
-
-        done: list[float] = []
-        thread = threading.Thread(target=later)
-        thread.start()
-        assert begun.wait(5)
-        time.sleep(0.2)
-        assert not done
-    thread.join(20)
-    assert done

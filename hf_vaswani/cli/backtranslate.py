@@ -35,13 +35,13 @@ def _backtranslate(options: argparse.Namespace) -> None:
         if not value:
             raise ValueError(f"backtranslation.{key} must have a value, but it is {value!r}: --help explains it.")
     files, output = _files(recipe), Path(str(given.output))
-    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..interruption import exclusive, stopped_by_sigterm
     from ..processes import Processes
 
     processes = Processes()
     processes.on_main_process(lambda: _check_files(files, output))
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
-        processes.on_main_process(lambda: stack.enter_context(exclusive_file(output)))
+        processes.on_main_process(lambda: stack.enter_context(exclusive(output)))
         _write_pairs(recipe, files, output, processes, device)
 
 

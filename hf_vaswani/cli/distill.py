@@ -75,7 +75,7 @@ def _distill(options: argparse.Namespace) -> None:
 
 def _teach(recipe: "Recipe", processes: "Processes", device: str) -> dict[str, dict[str, float]]:
     """Loads the teachers, takes the steps, and returns the scores of the teacher by test set."""
-    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..interruption import exclusive, stopped_by_sigterm
     from ..training.distillation import PAIRS, teacher_folder
 
     folder = teacher_folder(recipe)
@@ -83,7 +83,7 @@ def _teach(recipe: "Recipe", processes: "Processes", device: str) -> dict[str, d
         work = _Work(recipe, processes, device)
         # Nothing is written if a model cannot be loaded.
         processes.on_main_process(lambda: make_folder(folder, "teacher.folder"))
-        processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
+        processes.on_main_process(lambda: stack.enter_context(exclusive(folder / PAIRS)))
         return work.run()
 
 

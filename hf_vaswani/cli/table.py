@@ -108,7 +108,7 @@ def translate_table(options: argparse.Namespace) -> None:
     with extra("scale", "--table"):
         from ..scale.manifest import SUMMARY
         from ..scale.storage import Folder
-    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..interruption import exclusive, stopped_by_sigterm
     from ..processes import Processes
 
     if options.engine_cluster == "ray" and importlib.util.find_spec("ray") is None:
@@ -129,7 +129,7 @@ def translate_table(options: argparse.Namespace) -> None:
     with stopped_by_sigterm("stopped. The same command goes on."), ExitStack() as stack:
         if folder.local is not None:
             output = folder.local
-            processes.on_main_process(lambda: stack.enter_context(exclusive_file(output)))
+            processes.on_main_process(lambda: stack.enter_context(exclusive(output)))
         manifest = processes.on_main_process(lambda: _begin(options, folder, translation))
         done = processes.on_main_process(lambda: manifest.records(folder))
         missing = [number for number in range(len(manifest.shards)) if number not in done]

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from ..extras import extra
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.publishing import Publisher, is_due
-from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive_run, stopped_by_sigterm
+from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive, stopped_by_sigterm
 from ..metrics import compare_sets, measure_of, score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
@@ -81,6 +82,12 @@ logger = logging.getLogger(__name__)
 
 # Seconds that the processes of an earlier launch may take to end.
 SHUTDOWN_GRACE = 60
+# Messages of a first and of a second Ctrl-C during the updates.
+NOTICE = (
+    "Stopping after this update, and its validation if one is due. Press Ctrl-C again to stop at once, without a "
+    "checkpoint."
+)
+AT_ONCE = "stopped at once, without a checkpoint of the current update."
 
 
 def train(recipe: Recipe) -> Result:
@@ -178,7 +185,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
             state = build_state(run, resume)
             # Only the main process talks to the Hub.
             publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None
-            with Interruption() as interruption:
+            with Interruption(NOTICE, AT_ONCE) as interruption:
                 try:
                     _train(run, state, interruption, publisher)
                 except RuntimeError as error:
@@ -211,7 +218,7 @@ def _locked(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
     # The processes of a launcher that was killed finish their update and write a checkpoint.
     patience = SHUTDOWN_GRACE if accelerator.num_processes > 1 else 0
     with ExitStack() as stack:
-        on_main_process(accelerator, lambda: stack.enter_context(exclusive_run(run_dir, patience)))
+        on_main_process(accelerator, lambda: stack.enter_context(exclusive(run_dir, patience)))
         yield
 
 
@@ -312,9 +319,13 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                     offer_checkpoint(run, state, publisher)
                 progress.restart_clock()
             last = last or update.stop
-    asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
-    if asked:
-        raise interruption.error(checkpoint_folder(run.folder, state.step))
+    asked = torch.tensor(interruption.signal is not None, device=accelerator.device, dtype=torch.int)
+    if accelerator.reduce(asked, "sum"):
+        saved_in = checkpoint_folder(run.folder, state.step)
+        raise Interrupted(
+            f"stopped. Everything is saved in {saved_in}; run the same command again to resume.",
+            128 + (interruption.signal or signal.SIGTERM),
+        )
 
 
 class _Update(NamedTuple):
@@ -385,7 +396,7 @@ def _update(
             # Gradients are averaged over the processes, but each process has its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
-    asked = loss.new_tensor([interruption.asked, save])
+    asked = loss.new_tensor([interruption.signal is not None, save])
     loss, stop, save = accelerator.reduce(torch.cat([loss[None], asked]), "sum").tolist()
     # An infinite bound clips nothing, but still yields the norm.
     norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
@@ -629,7 +640,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
-        with exclusive_run(run_dir):
+        with exclusive(run_dir):
             for path, task in tasks.items():
                 task()
                 logger.warning(f"{path} was missing or damaged, and was written again")

@@ -8,7 +8,7 @@ import pytest
 
 from hf_vaswani.cli import main
 from hf_vaswani.data.reading import load_pairs
-from hf_vaswani.interruption import exclusive_file
+from hf_vaswani.interruption import exclusive
 from hf_vaswani.translation import growing_file, lines
 
 from ..children import Child, run_python
@@ -119,7 +119,7 @@ def test_a_full_disk_loses_nothing(command, tmp_path, capsys) -> None:
 
 
 def test_two_processes_do_not_write_one_file(command, tmp_path, capsys) -> None:
-    with exclusive_file(tmp_path / "pairs.tsv"):
+    with exclusive(tmp_path / "pairs.tsv"):
         assert main(command) == 2 and "pairs.tsv is being written by another process" in capsys.readouterr().err
     assert main(command) == 0 and not list(tmp_path.glob(".*.lock"))
 

@@ -204,9 +204,9 @@ def test_options_of_tables_need_a_table(teacher, tmp_path, capsys) -> None:
 
 
 def test_a_second_process_is_kept_out(teacher, table, tmp_path, capsys) -> None:
-    from hf_vaswani.interruption import exclusive_file
+    from hf_vaswani.interruption import exclusive
 
-    with exclusive_file(tmp_path / "out"):
+    with exclusive(tmp_path / "out"):
         assert main(command(teacher, table, tmp_path / "out")) == 2
     assert "is being written by another process" in capsys.readouterr().err
 

@@ -100,9 +100,11 @@ def train(arguments: list[str]) -> int:
     """Runs the verb train on CPUs that Accelerate takes for GPUs."""
     import accelerate
 
+    from hf_vaswani import processes
     from hf_vaswani.cli import main
 
     take_the_cpu_for_a_gpu()
+    processes._computes_on_cpu = lambda: False
     accelerator = accelerate.Accelerator
     accelerate.Accelerator = lambda cpu, **rest: accelerator(**rest)
     return main(["train", *arguments])
