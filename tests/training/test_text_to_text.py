@@ -108,7 +108,7 @@ def test_a_translation_model_forgets_its_directions(tmp_path) -> None:
     [
         (["--hub.min_score=0.5"], "training.best_by is 'bleu': set that to 'exact_match', or leave hub.min_score out"),
         (["--training.best_by=accuracy"], "task 'text_to_text' has no accuracy: set it to 'bleu' or 'exact_match' or"),
-        (["--data.label_column=a"], "data.label_column is for the task 'classification' or 'tagging'"),
+        (["--data.label_column=a"], "data.label_column is for labelled text, but task is 'text_to_text'"),
     ],
 )
 def test_keys_of_other_tasks_are_refused(options, expected, tmp_path, capsys) -> None:
