@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.recipe_file import load_recipe
-from hf_vaswani.training import loop
+from hf_vaswani.training import loop, validation
 from hf_vaswani.training.optimization import noam
 from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
@@ -164,19 +165,22 @@ def test_a_cosine_ends_with_the_training(tmp_path, steps) -> None:
     assert [step["lr"] for step in steps] == pytest.approx([0.005, *down])
 
 
+def validate_as(monkeypatch, bleu: Iterable[float]) -> None:
+    """Gives the validations of a training these BLEU."""
+    score, values = validation._scores, iter(bleu)
+
+    def scored(run, split, translations):
+        found = score(run, split, translations)
+        if split == "validation":
+            found["scores"]["bleu"] = next(values)
+        return found
+
+    monkeypatch.setattr(validation, "_scores", scored)
+
+
 def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypatch, capsys) -> None:
     """Those of the highest validation BLEU stay on disk, and are averaged."""
-    from hf_vaswani.training import loop as training
-    from hf_vaswani.training import validation
-
-    bleu, score = iter([7.0, 1.0, 9.0, 3.0, 5.0]), validation.translate_and_score
-
-    def scored(run, model, split, num_beams):
-        translations, result = score(run, model, split, num_beams)
-        return translations, result | ({"bleu": next(bleu)} if split == "validation" else {})
-
-    for module in (training, validation):
-        monkeypatch.setattr(module, "translate_and_score", scored)
+    validate_as(monkeypatch, [7.0, 1.0, 9.0, 3.0, 5.0])
     switches = {"max_steps": 10, "save_every": 2, "validate_every": 2, "keep_last": 1, "average_best": 2}
     run = tmp_path / "run"
     assert train(tmp_path, run, scored=True, **switches) == 0
@@ -223,16 +227,8 @@ def test_checkpoints_by_the_clock_are_kept_until_the_next_and_change_nothing(tmp
 @pytest.mark.parametrize(("best_by", "end"), [("bleu", 8), dear("loss", 10)])
 def test_patience_ends_a_run_early(tmp_path, monkeypatch, best_by, end) -> None:
     """Two validations in a row without a new best; a complete run stays complete, and more patience goes on."""
-    from hf_vaswani.training import validation
-
-    bleu, loss = iter([1.0, 3.0, 2.0, 3.0, 9.0, 9.0]), iter([5.0, 4.0, 3.0, 6.0, 3.5, 1.0])
-    score = validation.translate_and_score
-
-    def scored(run, model, split, num_beams):
-        translations, result = score(run, model, split, num_beams)
-        return translations, result | ({"bleu": next(bleu)} if split == "validation" else {})
-
-    monkeypatch.setattr(validation, "translate_and_score", scored)
+    validate_as(monkeypatch, [1.0, 3.0, 2.0, 3.0, 9.0, 9.0])
+    loss = iter([5.0, 4.0, 3.0, 6.0, 3.5, 1.0])
     monkeypatch.setattr(validation, "totals", lambda *_: {"en-de": {"loss": (next(loss), 1)}})
     switches = {"max_steps": 40, "save_every": 2, "validate_every": 2, "best_by": best_by, "keep_best": 1}
     run = tmp_path / "run"
