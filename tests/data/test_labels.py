@@ -13,7 +13,7 @@ from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, ObjectiveRecipe, Recipe, TokenizerRecipe
 from hf_vaswani.training.preparation import task_data
 
-from .texts import build_updates
+from .texts import build_updates, prepared
 
 ROWS = [("good film", "pos"), ("bad film", "neg"), ("a very good book", "pos")]
 TAGGED = [(["New", "York", "sleeps"], ["B-LOC", "I-LOC", "O"]), (["Ann", "reads"], ["B-PER", "O"])]
@@ -95,8 +95,7 @@ def test_labels_that_are_numbers_are_in_their_order(tmp_path) -> None:
 
 def test_a_text_and_its_label_as_ids(tmp_path) -> None:
     settings = recipe(as_tsv(tmp_path))
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     (test,) = task_data(settings).encode_sets(sources, tokenizer, label_names(sources))["test"]
     assert test.source == [text for text, _ in ROWS] and test.target == [label for _, label in ROWS]
     for row, (text, label) in zip(test.encoded, ROWS, strict=True):
@@ -113,8 +112,7 @@ def test_a_pair_of_texts_has_segments_and_is_cut_at_its_longer_side(tmp_path) ->
     path = write(tmp_path / "a.tsv", "en\tb\tlabel", "one\ttwo three\tx", "a " * 30 + "\tb b b\ty")
     settings = recipe(path, pair_column="b")
     settings.objective = ObjectiveRecipe(block_length=16)
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     rows = encode_labelled(sources[0].splits["train"], tokenizer, ["x", "y"], 16, "a.tsv")
     whole = tokenizer("one", "two three")
     assert rows[0]["source_ids"] == whole["input_ids"] and rows[0]["segments"] == whole["token_type_ids"]
@@ -176,8 +174,7 @@ def test_processes_encode_alike(tmp_path) -> None:
     """A special token in a text is text in every process."""
     lines = ["en\tlabel", *["the </s> cat <mask>\tx", "a dog\ty"] * 4]
     settings = recipe(write(tmp_path / "a.tsv", *lines))
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     rows = sources[0].splits["train"]
     one, two = (encode_labelled(rows, tokenizer, ["x", "y"], 64, "a.tsv", n, n) for n in (1, 2))
     assert one["source_ids"] == two["source_ids"]
@@ -189,8 +186,7 @@ def test_words_of_held_out_sentences_are_not_cut(tmp_path, caplog) -> None:
     path = write(tmp_path / "a.tsv", "en\tlabel", f"{' '.join(words)}\t{' '.join(['O', 'X'] * 15)}")
     settings = recipe(path, "tagging")
     settings.objective = ObjectiveRecipe(block_length=16)
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     (test,) = task_data(settings).encode_sets(sources, tokenizer, ["O", "X"])["test"]
     assert sum(tag != -100 for tag in test.encoded["target_ids"][0]) == 30
     build_updates(settings, sources, tokenizer, ["O", "X"])
@@ -201,8 +197,7 @@ def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:
     settings = recipe(as_tsv(tmp_path))
     other = write(tmp_path / "b.tsv", "en\tlabel", "good\tpos", "meh\tmixed")
     settings.validation_sets = {"new": EvaluationSetRecipe(test_files=str(other), validation_split=None)}
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     with pytest.raises(ValueError, match=r"b\.tsv, row 2, has the label 'mixed', but the model has only 'neg', 'pos'"):
         task_data(settings).encode_sets([*sources, *task_data(settings).read_sets()], tokenizer, label_names(sources))
 
@@ -210,8 +205,7 @@ def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:
 def test_other_labels_are_another_text(tmp_path) -> None:
     """A run is not resumed with other labels, although all texts are the same."""
     settings = recipe(as_tsv(tmp_path))
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     before = build_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
     rows = sources[0].splits["train"]
     sources[0].splits["train"] = datasets.Dataset.from_dict({"text": rows["text"], "label": ["neg", "pos", "neg"]})

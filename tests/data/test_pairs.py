@@ -12,13 +12,12 @@ from hf_vaswani.data.reading import Source
 from hf_vaswani.recipe import AugmentRecipe, Recipe, TokenizerRecipe
 from hf_vaswani.training.preparation import task_data
 
-from .texts import FRENCH, GERMAN, build_updates, epochs, named, own_text, two_directions
+from .texts import FRENCH, GERMAN, build_updates, epochs, named, own_text, prepared, two_directions
 
 
 def test_a_tag_is_in_front_of_every_source_sentence(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
     assert tags == [len(tokenizer) - 2, len(tokenizer) - 1]
     assert len(tokenizer) <= 280
@@ -69,8 +68,7 @@ def test_two_target_languages_without_tags_are_warned_about(tmp_path, caplog) ->
 
 def test_text_with_chance_in_it_is_encoded_anew_in_each_epoch(tmp_path) -> None:
     recipe = two_directions(tmp_path, weight=2, stream_window=30, augment=AugmentRecipe(upper=0.5))
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     updates = build_updates(recipe, sources, tokenizer)
     tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
     counts: list[Counter[int]] = [Counter(), Counter()]
@@ -108,8 +106,7 @@ def test_an_altered_test_set_must_fit_the_model(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     recipe.tokenizer.vocab_size = 320
     recipe.model.position_encoding, recipe.evaluation.altered = "learned", ["no_final_mark", "upper"]
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     longest = max(len(tokenizer(text)["input_ids"]) for text in sources[1].splits["test"]["target"])
     task_data(recipe).encode_sets(sources, tokenizer)
     # FR: has more pieces than fr:, which is in the vocabulary.
@@ -152,8 +149,7 @@ def first_tokens(recipe: Recipe, sources: list[Source], tokenizer: Any, count: i
 @pytest.mark.parametrize("tags", [True, False])
 def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, more) -> None:
     recipe = prefixed(tmp_path, None, "<bt>", tags, **more)
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     entries = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     assert entries[-(3 if tags else 1) :] == (["<2de>", "<2fr>", "<bt>"] if tags else ["<bt>"])
     assert len(tokenizer) <= 300
@@ -171,8 +167,7 @@ def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, m
 
 def test_another_prefix_is_text_in_front_of_the_sentence(tmp_path) -> None:
     recipe = prefixed(tmp_path, "translate to German:", None, tags=False)
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     assert not tokenizer.get_added_vocab().keys() - {"<pad>", "<s>", "</s>", "<unk>"}
     german = task_data(recipe).encode_sets(sources, tokenizer)["validation"][0]
     assert german.source[0] == "translate to German: 7 9 1 9"
@@ -199,8 +194,7 @@ def test_a_given_vocabulary_gets_the_prefix_unless_it_is_a_special_token(tmp_pat
     recipe = prefixed(tmp_path, None, None)
     task_data(recipe).make_tokenizer(task_data(recipe).read()).save_pretrained(tmp_path / "given")
     recipe.tokenizer.path, recipe.more_data[0].prefix = str(tmp_path / "given"), "<bt>"
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    tokenizer = prepared(recipe)[1]
     assert tokenizer.convert_ids_to_tokens(len(tokenizer) - 1) == "<bt>"
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(tmp_path / "given")

@@ -16,7 +16,7 @@ from hf_vaswani.recipe import (
 )
 from hf_vaswani.training.preparation import task_data
 
-from .texts import build_updates
+from .texts import build_updates, prepared
 
 LINES = ["the cat sees a dog", "the dog sees a cat", "", "an old house", "a red tree near the house", "a book"] * 6
 
@@ -95,8 +95,7 @@ def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
 def test_a_stream_has_every_token_once_in_a_pass_and_goes_on_anywhere(text, task) -> None:
     settings = recipe(text, task, streaming=True, stream_window=12)
     settings.objective.noise_rate = 0.5
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     updates = build_updates(settings, sources, tokenizer)
     tokens, positions, batches = [], [updates.start], []
     for found, position in updates.after(updates.start):
@@ -122,8 +121,7 @@ def test_a_stream_has_every_token_once_in_a_pass_and_goes_on_anywhere(text, task
 
 def test_a_tag_stands_in_front_of_a_noisy_block(text) -> None:
     settings = recipe(text, "denoise", target_tag=True)
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     (found,) = task_data(settings).encode_sets(sources, tokenizer)["validation"]
     tag = tokenizer.convert_tokens_to_ids("<2en>")
     assert all(row["source_ids"][0] == tag and tag not in row["target_ids"] for row in found.encoded)
@@ -184,8 +182,7 @@ def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:
     settings.objective = ObjectiveRecipe(block_length=128, unit=unit)
     settings.tokenizer.vocab_size = 2000
     settings.training.tokens_per_batch = 2048
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     updates = build_updates(settings, sources, tokenizer)
     batches = [batch for some, _ in islice(updates.after(updates.start), 50) for batch in some]
     is_token = torch.cat([(batch["input_ids"] != tokenizer.pad_token_id).flatten() for batch in batches])
@@ -195,8 +192,7 @@ def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:
 def test_a_block_must_fit_the_batches_of_a_process(text) -> None:
     settings = recipe(text)
     settings.training = TrainingRecipe(tokens_per_update=320, tokens_per_batch=64)
-    sources = task_data(settings).read()
-    tokenizer = task_data(settings).make_tokenizer(sources)
+    sources, tokenizer = prepared(settings)
     with pytest.raises(
         ValueError, match=r"leaves batches of 20 tokens to 16 processes, fewer than objective.block_le"
     ):

@@ -19,13 +19,12 @@ from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecip
 from hf_vaswani.training.preparation import batch_order, task_data
 from hf_vaswani.translation.lines import cut_lines
 
-from .texts import FRENCH, GERMAN, build_updates, epochs, named, own_text, two_directions, write
+from .texts import FRENCH, GERMAN, build_updates, epochs, named, own_text, prepared, two_directions, write
 
 
 def test_an_epoch_has_every_pair_of_every_source_once(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = task_data(recipe).read()
-    updates = build_updates(recipe, sources, task_data(recipe).make_tokenizer(sources))
+    updates = build_updates(recipe, *prepared(recipe))
     assert epochs(updates, 2) == [Counter(GERMAN | FRENCH)] * 2
 
 
@@ -47,8 +46,7 @@ def test_a_weight_repeats_or_samples_pairs_in_an_epoch(tmp_path, weight, often) 
 
 def test_each_direction_has_its_sets(tmp_path) -> None:
     recipe = two_directions(tmp_path)
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     sets = task_data(recipe).encode_sets(sources, tokenizer)
     assert {split: [part.name for part in parts] for split, parts in sets.items()} == {
         "validation": ["en-de", "en-fr"],
@@ -63,8 +61,7 @@ def test_each_direction_has_its_sets(tmp_path) -> None:
 
 def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
     recipe = two_directions(tmp_path, streaming=True, stream_window=20)
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     updates = build_updates(recipe, sources, tokenizer)
     files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
     assert len(files) == 2 and updates.fingerprint["streams"][0] == {"files": files}
@@ -105,8 +102,7 @@ def test_an_update_is_shared_by_the_processes_of_a_launch() -> None:
 def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> None:
     recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
     recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2
-    sources = task_data(recipe).read()
-    tokenizer = task_data(recipe).make_tokenizer(sources)
+    sources, tokenizer = prepared(recipe)
     processes, encode = [], pairs.encode_pairs
 
     def spy(*arguments):
@@ -229,8 +225,7 @@ def test_each_type_of_text_in_arrow_is_trained_on(tmp_path, kind, streaming) -> 
             tokenizer=TokenizerRecipe(vocab_size=300),
             training=TrainingRecipe(tokens_per_batch=200),
         )
-        sources = task_data(recipe).read()
-        tokenizer = task_data(recipe).make_tokenizer(sources)
+        sources, tokenizer = prepared(recipe)
         updates = build_updates(recipe, sources, tokenizer)
         some = islice(updates.after(updates.start), 4)
         (validation,) = task_data(recipe).encode_sets(sources, tokenizer)["validation"]

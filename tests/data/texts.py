@@ -4,12 +4,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from hf_vaswani.data.reading import Source
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
 from hf_vaswani.training.preparation import batch_order, task_data
 
 # 50 lines of the first source and then 30 of the second, of which these have text on both sides.
 GERMAN = set(range(1, 51)) - {4}
 FRENCH = set(range(51, 81)) - {51, 80}
+
+
+def prepared(recipe: Recipe) -> tuple[list[Source], PreTrainedTokenizerBase]:
+    """Reads the text of a recipe, and makes its tokenizer."""
+    sources = task_data(recipe).read()
+    return sources, task_data(recipe).make_tokenizer(sources)
 
 
 def build_updates(recipe: Recipe, sources: Any, tokenizer: Any, labels: Any = (), *processes: int) -> Any:
@@ -57,9 +66,6 @@ def epochs(updates, count: int = 1) -> list[Counter[int]]:
     raise AssertionError("Updates have no end.")
 
 
-# ---- Validation sets by name -------------------------------------------------------------------------------------
-
-
 def named(folder: Path, **sets: Any) -> Recipe:
     """A recipe of two directions with tags, and sets by name."""
     recipe = two_directions(folder)
@@ -73,6 +79,3 @@ def own_text(folder: Path) -> dict[str, str]:
         files[language] = str(folder / f"own.{language}")
         Path(files[language]).write_text(f"{language}: one\n{language}: two\n")
     return files
-
-
-# ---- Prefixes ----------------------------------------------------------------------------------------------------
