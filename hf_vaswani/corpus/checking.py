@@ -39,6 +39,21 @@ CHARACTERS_OF_A_WORD = 10
 # A script is a side's own if it has this share of its letters.
 OWN_SCRIPT = 0.05
 
+# Kinds before the scripts. A letter without a script is one of many, as the ordinal indicators and combining marks.
+SPACE, SIGN, DIGIT, DAMAGED, UNSCRIPTED = range(5)
+FIRST_SCRIPT = 5
+# Code points from here on are no letters but variants and marks.
+LAST = 0x323B0
+
+# First words in the names of letters that are the script of no language, or one of several of a language.
+_UNSCRIPTED = frozenset(
+    "COMBINING MODIFIER MATHEMATICAL FEMININE MASCULINE MICRO VARIATION DOUBLE-STRUCK CARON SUPERSCRIPT EULER ROMAN "
+    "SCRIPT BLACK-LETTER PLANCK KELVIN ANGSTROM OHM INFORMATION TURNED FULLWIDTH".split()
+)
+_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH", "IDEOGRAPHIC", "VERTICAL"), "CJK")
+# Scripts without spaces between words: each of their letters counts as a word.
+_WITHOUT_SPACES = ("CJK", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _URL = re.compile(r"(?:https?://|www\.)([\w.-]+)")
 # Tags, entities, placeholders of C, Python and the shell, roles of reStructuredText, and backticks.
@@ -107,27 +122,100 @@ class Norm:
     scripts: tuple[frozenset[str], frozenset[str]]
 
 
+@cache
+def _kinds() -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the kind of each code point, and the names of the scripts."""
+    kinds = np.full(LAST + 1, SIGN, dtype=np.uint8)
+    scripts: dict[str, int] = {}
+    for code in range(LAST):
+        character = chr(code)
+        category = unicodedata.category(character)
+        if category[0] in "LM":
+            word = unicodedata.name(character, "VARIATION").split(maxsplit=1)[0]
+            word = _TOGETHER.get(word, word)
+            kinds[code] = UNSCRIPTED if word in _UNSCRIPTED else scripts.setdefault(word, FIRST_SCRIPT + len(scripts))
+        elif category == "Nd":
+            kinds[code] = DIGIT
+        elif character in "\t\n\r":
+            kinds[code] = SPACE
+        elif category in ("Cc", "Co", "Cs", "Zl", "Zp") or character == "\ufffd":
+            kinds[code] = DAMAGED
+        elif character.isspace():
+            kinds[code] = SPACE
+    return kinds, tuple(scripts)
+
+
 @dataclass(frozen=True)
-class Measures:
+class Counts:
     """
-    Measures of some pairs. The last dimension of arrays with two is source and target.
+    Counts of characters in some sentences, or in the two sides of some pairs.
 
     Attributes:
-        words, characters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): lengths; characters without white space.
-        letters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): letters.
-        scripts (`tuple` of two `np.ndarray` of `int64`, of shape `(pairs, scripts)`): letters of each script.
-        damaged (`np.ndarray` of `bool`, of shape `(pairs,)`): whether a side was decoded wrongly.
+        kinds (`np.ndarray` of `int64`, of shape `(sentences, kinds)` or `(pairs, 2, kinds)`): characters of each kind;
+            the first are `SPACE`, `SIGN`, `DIGIT`, `DAMAGED` and `UNSCRIPTED`, the others scripts.
+        words (`np.ndarray` of `int64`, of shape `(sentences,)` or `(pairs, 2)`): words separated by white space; in
+            scripts that have none between words, such as Han, kana and Thai, each letter counts as a word.
+    """
+
+    kinds: np.ndarray
+    words: np.ndarray
+
+    @property
+    def characters(self) -> np.ndarray:
+        """Characters without white space, of the shape of `words`."""
+        return self.kinds.sum(axis=-1) - self.kinds[..., SPACE]
+
+    @property
+    def letters(self) -> np.ndarray:
+        """Letters and combining marks, of the shape of `words`."""
+        return self.kinds[..., UNSCRIPTED:].sum(axis=-1)
+
+    @property
+    def scripts(self) -> np.ndarray:
+        """Letters of each script, of shape `(sentences, scripts)` or `(pairs, 2, scripts)`."""
+        return self.kinds[..., FIRST_SCRIPT:]
+
+
+def script_names() -> tuple[str, ...]:
+    """Returns the names of the scripts, in the order of [`Counts.scripts`]: the first words in Unicode's names."""
+    return _kinds()[1]
+
+
+def count_characters(sentences: Sequence[str]) -> Counts:
+    """
+    Counts the characters of sentences by kind.
+
+    Args:
+        sentences (`Sequence[str]`): sentences without surrogates.
+
+    Returns:
+        [`Counts`].
+    """
+    kinds, scripts = _kinds()
+    columns = FIRST_SCRIPT + len(scripts)
+    codes = np.frombuffer("".join(sentences).encode("utf-32-le"), dtype=np.uint32)
+    rows = np.repeat(np.arange(len(sentences)), list(map(len, sentences)))
+    flat = rows * columns + kinds[np.minimum(codes, LAST)]
+    table = np.bincount(flat, minlength=len(sentences) * columns).reshape(len(sentences), columns)
+    unspaced = [FIRST_SCRIPT + scripts.index(name) for name in _WITHOUT_SPACES]
+    words = np.fromiter((len(sentence.split()) for sentence in sentences), np.int64, len(sentences))
+    return Counts(table, np.maximum(words, table[:, unspaced].sum(axis=1)))
+
+
+@dataclass(frozen=True)
+class Measures(Counts):
+    """
+    Measures of some pairs, besides the counts of their characters.
+
+    Attributes:
+        misread (`np.ndarray` of `bool`, of shape `(pairs,)`): whether a side was decoded wrongly.
         identical (`np.ndarray` of `int64`, of shape `(pairs,)`): words in lower case, if the target is the source.
         differences (`np.ndarray` of `int64`, of shape `(pairs, 3)`): numbers, URLs and markup without a counterpart.
         languages (`list[list[tuple[str, float]]]`): code and confidence of source and target; a side of few letters
             has the code "". Empty if languages are not identified.
     """
 
-    words: np.ndarray
-    characters: np.ndarray
-    letters: np.ndarray
-    scripts: tuple[np.ndarray, np.ndarray]
-    damaged: np.ndarray
+    misread: np.ndarray
     identical: np.ndarray
     differences: np.ndarray
     languages: tuple[list[tuple[str, float]], ...]
@@ -183,37 +271,23 @@ class Checker:
             [`Measures`].
         """
         sides = [count_characters(sources), count_characters(targets)]
-        letters = np.stack([side.letters for side in sides], axis=1)
-        digits = np.stack([side.digits for side in sides], axis=1)
+        counts = Counts(*(np.stack([vars(side)[name] for side in sides], axis=1) for name in ("kinds", "words")))
+        pairs = list(zip(sources, targets, strict=True))
+        damaged = counts.kinds[..., DAMAGED].any(axis=1)
         return Measures(
-            words=np.stack([side.words for side in sides], axis=1),
-            characters=np.stack([side.characters for side in sides], axis=1),
-            letters=letters,
-            scripts=(sides[0].scripts, sides[1].scripts),
-            damaged=np.array(
-                [
-                    bool(damage) or _is_misread(source) or _is_misread(target)
-                    for damage, source, target in zip(
-                        sides[0].damaged + sides[1].damaged, sources, targets, strict=True
-                    )
-                ],
-                dtype=bool,
-            ),
-            identical=np.array(
-                [_plain_words(a) if a.strip() == b.strip() else 0 for a, b in zip(sources, targets, strict=True)],
-                dtype=np.int64,
-            ),
-            differences=_differences(sources, targets, digits),
-            languages=()
-            if self.identifier is None
-            else tuple(
-                [
-                    self.identifier.classify(sentence[:ENOUGH_CHARACTERS]) if count >= ENOUGH_LETTERS else ("", 0.0)
-                    for sentence, count in zip(sentences, counts, strict=True)
-                ]
-                for sentences, counts in ((sources, letters[:, 0]), (targets, letters[:, 1]))
-            ),
+            counts.kinds,
+            counts.words,
+            misread=damaged | np.array([any(map(_is_misread, pair)) for pair in pairs], dtype=bool),
+            identical=np.array([_plain_words(a) if a.strip() == b.strip() else 0 for a, b in pairs], dtype=np.int64),
+            differences=_differences(sources, targets, counts.kinds[..., DIGIT]),
+            languages=tuple(map(self._languages, (sources, targets), counts.letters.T)) if self.identifier else (),
         )
+
+    def _languages(self, sentences: Sequence[str], letters: np.ndarray) -> list[tuple[str, float]]:
+        return [
+            self.identifier.classify(sentence[:ENOUGH_CHARACTERS]) if count >= ENOUGH_LETTERS else ("", 0.0)
+            for sentence, count in zip(sentences, letters, strict=True)
+        ]
 
     def judge(self, measures: Measures, limits: Limits, norm: Norm) -> dict[str, np.ndarray]:
         """
@@ -233,7 +307,7 @@ class Checker:
         numbers, urls, markup = measures.differences.T
         found = {
             "empty": empty,
-            "encoding": measures.damaged,
+            "encoding": measures.misread,
             "identical": measures.identical > limits.max_identical,
             "length": (measures.words.max(axis=1) > limits.max_length) | longest,
             "ratio": measures.ratios(norm.ratio) > limits.max_ratio,
@@ -287,7 +361,7 @@ class Checker:
         full = (measures.words > 0).all(axis=1)
         source, target = measures.characters[full].T
         names, scripts = script_names(), []
-        for side in measures.scripts:
+        for side in measures.scripts.swapaxes(0, 1):
             letters = side.sum(axis=0)
             own = letters >= OWN_SCRIPT * max(1, letters.sum())
             scripts.append(frozenset(name for name, is_own in zip(names, own, strict=True) if is_own))
@@ -308,7 +382,7 @@ def _plain_words(sentence: str) -> int:
 def _in_other_script(measures: Measures, norm: Norm) -> np.ndarray:
     """Returns the pairs with a side that has most of its letters in scripts that are not its own."""
     found = np.zeros(len(measures.words), dtype=bool)
-    for side, own in zip(measures.scripts, norm.scripts, strict=True):
+    for side, own in zip(measures.scripts.swapaxes(0, 1), norm.scripts, strict=True):
         other = [i for i, name in enumerate(script_names()) if name not in own]
         # A text whose norm is not known has no scripts of its own.
         if own:
@@ -350,111 +424,3 @@ def _numbers(sentence: str) -> list[str]:
 def _hosts(sentence: str) -> list[str]:
     # The host without its first parts, which may be those of a language, as in en.wikipedia.org.
     return [".".join(host.rstrip(".").lower().split(".")[-2:]) for host in _URL.findall(sentence)]
-
-
-# ---- Characters ---------------------------------------------------------------------------------------------------
-
-# Kinds before the scripts. A letter without a script is one of many, as the ordinal indicators and combining marks.
-SPACE, SIGN, DIGIT, DAMAGED, UNSCRIPTED = range(5)
-FIRST_SCRIPT = 5
-# Code points from here on are no letters but variants and marks.
-LAST = 0x323B0
-
-# First words in the names of letters that are the script of no language, or one of several of a language.
-_UNSCRIPTED = frozenset(
-    "COMBINING MODIFIER MATHEMATICAL FEMININE MASCULINE MICRO VARIATION DOUBLE-STRUCK CARON SUPERSCRIPT EULER ROMAN "
-    "SCRIPT BLACK-LETTER PLANCK KELVIN ANGSTROM OHM INFORMATION TURNED FULLWIDTH".split()
-)
-_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH", "IDEOGRAPHIC", "VERTICAL"), "CJK")
-# Scripts without spaces between words: each of their letters counts as a word.
-_WITHOUT_SPACES = ("CJK", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-
-
-@cache
-def _kinds() -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the kind of each code point, and the names of the scripts."""
-    kinds = np.full(LAST + 1, SIGN, dtype=np.uint8)
-    scripts: dict[str, int] = {}
-    for code in range(LAST):
-        character = chr(code)
-        category = unicodedata.category(character)
-        if category[0] in "LM":
-            word = unicodedata.name(character, "VARIATION").split(maxsplit=1)[0]
-            word = _TOGETHER.get(word, word)
-            kinds[code] = UNSCRIPTED if word in _UNSCRIPTED else scripts.setdefault(word, FIRST_SCRIPT + len(scripts))
-        elif category == "Nd":
-            kinds[code] = DIGIT
-        elif character in "\t\n\r":
-            kinds[code] = SPACE
-        elif category in ("Cc", "Co", "Cs", "Zl", "Zp") or character == "\ufffd":
-            kinds[code] = DAMAGED
-        elif character.isspace():
-            kinds[code] = SPACE
-    return kinds, tuple(scripts)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """
-    Counts of characters in some sentences.
-
-    Attributes:
-        kinds (`np.ndarray` of `int64`, of shape `(sentences, kinds)`): characters of each kind; the first columns are
-            `SPACE`, `SIGN`, `DIGIT`, `DAMAGED` and `UNSCRIPTED`, the others scripts.
-        words (`np.ndarray` of `int64`, of shape `(sentences,)`): words separated by white space; in scripts that have
-            none between words, such as Han, kana and Thai, each letter counts as a word.
-    """
-
-    kinds: np.ndarray
-    words: np.ndarray
-
-    @property
-    def characters(self) -> np.ndarray:
-        """Characters without white space, of shape `(sentences,)`."""
-        return self.kinds.sum(axis=1) - self.kinds[:, SPACE]
-
-    @property
-    def scripts(self) -> np.ndarray:
-        """Letters of each script, of shape `(sentences, scripts)`."""
-        return self.kinds[:, FIRST_SCRIPT:]
-
-    @property
-    def digits(self) -> np.ndarray:
-        """Digits, of shape `(sentences,)`."""
-        return self.kinds[:, DIGIT]
-
-    @property
-    def damaged(self) -> np.ndarray:
-        """Control characters, line and paragraph separators, and U+FFFD, of shape `(sentences,)`."""
-        return self.kinds[:, DAMAGED]
-
-    @property
-    def letters(self) -> np.ndarray:
-        """Letters and combining marks, of shape `(sentences,)`."""
-        return self.kinds[:, UNSCRIPTED:].sum(axis=1)
-
-
-def script_names() -> tuple[str, ...]:
-    """Returns the names of the scripts, in the order of [`Counts.scripts`]: the first words in Unicode's names."""
-    return _kinds()[1]
-
-
-def count_characters(sentences: Sequence[str]) -> Counts:
-    """
-    Counts the characters of sentences by kind.
-
-    Args:
-        sentences (`Sequence[str]`): sentences without surrogates.
-
-    Returns:
-        [`Counts`].
-    """
-    kinds, scripts = _kinds()
-    columns = FIRST_SCRIPT + len(scripts)
-    codes = np.frombuffer("".join(sentences).encode("utf-32-le"), dtype=np.uint32)
-    rows = np.repeat(np.arange(len(sentences)), list(map(len, sentences)))
-    flat = rows * columns + kinds[np.minimum(codes, LAST)]
-    table = np.bincount(flat, minlength=len(sentences) * columns).reshape(len(sentences), columns)
-    unspaced = [FIRST_SCRIPT + scripts.index(name) for name in _WITHOUT_SPACES]
-    words = np.fromiter((len(sentence.split()) for sentence in sentences), np.int64, len(sentences))
-    return Counts(table, np.maximum(words, table[:, unspaced].sum(axis=1)))

@@ -63,7 +63,7 @@ class Report:
         self.characters += measures.characters.sum(axis=0)
         for i, counter in enumerate(self.scripts):
             self.lengths[i] += np.bincount(np.minimum(measures.words[:, i], MAX_WORDS), minlength=MAX_WORDS + 1)
-            letters = measures.scripts[i].sum(axis=0)
+            letters = measures.scripts[:, i].sum(axis=0)
             counter.update({script_names()[j].lower(): int(letters[j]) for j in np.flatnonzero(letters)})
         for counter, side in zip(self.languages, measures.languages, strict=False):
             sure = self.limits.max_foreign
