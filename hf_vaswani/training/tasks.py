@@ -1,7 +1,8 @@
 """The model of each task, and the measures of its validation besides the loss."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..model.heads_vaswani import (
     VaswaniForTokenClassification,
 )
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..recipe import LABEL_TASKS, EvaluationRecipe, Recipe
+from ..recipe import EvaluationRecipe, Recipe
 
 # Sum and divisor of a measure, by its name.
 Totals = dict[str, tuple[float, float]]
@@ -27,33 +28,58 @@ Totals = dict[str, tuple[float, float]]
 F1_OF = "f1 of "
 
 
+@dataclass(frozen=True)
+class TaskModel:
+    """
+    The model of a task.
+
+    Attributes:
+        kind (`type`): its class.
+        config (`Callable`): returns the fields of its config that follow from the task, but for names of labels.
+        perplexities (`Sequence[str]`): its perplexities, by [`perplexities`].
+    """
+
+    kind: type[VaswaniPreTrainedModel]
+    config: Callable[[Recipe], dict[str, Any]] = lambda recipe: {}
+    perplexities: Sequence[str] = ("perplexity",)
+
+
+def _encoder(recipe: Recipe) -> dict[str, Any]:
+    return {"is_encoder_decoder": False, "type_vocab_size": 2 if recipe.objective.next_sentence else 0}
+
+
+def _classifier(recipe: Recipe) -> dict[str, Any]:
+    is_decoder = recipe.objective.stack == "decoder"
+    segments = 2 if has_segments(recipe) else 0
+    return {"is_encoder_decoder": False, "is_decoder": is_decoder, "type_vocab_size": segments}
+
+
+MODELS: dict[str, TaskModel] = {
+    "translation": TaskModel(
+        VaswaniForConditionalGeneration, lambda recipe: {"language_pairs": recipe.language_pairs}
+    ),
+    "text_to_text": TaskModel(VaswaniForConditionalGeneration),
+    "masked_lm": TaskModel(VaswaniForMaskedLM, _encoder),
+    "causal_lm": TaskModel(
+        VaswaniForCausalLM,
+        lambda recipe: {"is_encoder_decoder": False, "is_decoder": True},
+        ("perplexity", "word_perplexity", "byte_perplexity"),
+    ),
+    "span_corruption": TaskModel(VaswaniForConditionalGeneration),
+    "denoise": TaskModel(VaswaniForConditionalGeneration),
+    "classification": TaskModel(VaswaniForSequenceClassification, _classifier, ()),
+    "tagging": TaskModel(VaswaniForTokenClassification, _classifier, ()),
+}
+
+
 def model_class(recipe: Recipe) -> type[VaswaniPreTrainedModel]:
     """Returns the class of the model that a recipe trains."""
-    if recipe.task == "masked_lm":
-        return VaswaniForPreTraining if recipe.objective.next_sentence else VaswaniForMaskedLM
-    classes: dict[str, type[VaswaniPreTrainedModel]] = {
-        "causal_lm": VaswaniForCausalLM,
-        "classification": VaswaniForSequenceClassification,
-        "tagging": VaswaniForTokenClassification,
-    }
-    return classes.get(recipe.task, VaswaniForConditionalGeneration)
+    return VaswaniForPreTraining if recipe.objective.next_sentence else MODELS[recipe.task].kind
 
 
 def config_of_task(recipe: Recipe, labels: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the fields of the config that follow from the task of a recipe, and from the labels of its text."""
-    if recipe.task == "masked_lm":
-        segments = 2 if recipe.objective.next_sentence else 0
-        return {"is_encoder_decoder": False, "type_vocab_size": segments}
-    if recipe.task == "causal_lm":
-        return {"is_encoder_decoder": False, "is_decoder": True}
-    if recipe.task in LABEL_TASKS:
-        fields = {
-            "is_encoder_decoder": False,
-            "is_decoder": recipe.objective.stack == "decoder",
-            "type_vocab_size": 2 if has_segments(recipe) else 0,
-        }
-        return fields | config_of_labels(labels)
-    return {} if recipe.task != "translation" else {"language_pairs": recipe.language_pairs}
+    return MODELS[recipe.task].config(recipe) | config_of_labels(labels)
 
 
 def has_segments(recipe: Recipe) -> bool:
@@ -89,12 +115,11 @@ def check_model(recipe: Recipe) -> None:
 # ---- Measures ----------------------------------------------------------------------------------------------------
 
 
-def batch_measures(recipe: Recipe, model: VaswaniPreTrainedModel, batch: Batch) -> Totals:
+def batch_measures(model: VaswaniPreTrainedModel, batch: Batch) -> Totals:
     """
     Measures the predictions of a model for a batch.
 
     Args:
-        recipe ([`Recipe`]): the experiment.
         model ([`VaswaniPreTrainedModel`]): the model, not wrapped.
         batch (`dict[str, torch.Tensor]`): as [`PairCollator`] makes it, without `numbers`.
 
@@ -190,13 +215,13 @@ def mean_of_labels(measures: Mapping[str, float]) -> dict[str, float]:
     return rest | ({"f1": sum(known) / len(known) if known else math.nan} if found else {})
 
 
-def perplexities(recipe: Recipe, nats: float, tokens: float, sets: list[EvaluationSet]) -> dict[str, float]:
+def perplexities(task: str, nats: float, tokens: float, sets: list[EvaluationSet]) -> dict[str, float]:
     """
     Returns the perplexity of a model on text, and of a causal language model also that per word and per byte, by which
     models of different vocabularies can be compared. A classifier has none.
 
     Args:
-        recipe ([`Recipe`]): the experiment.
+        task (`str`): task of the model.
         nats (`float`): cross-entropy of all labels together.
         tokens (`float`): number of labels.
         sets (`list[EvaluationSet]`): the text. Its words are what white space separates; an end of line is a byte.
@@ -204,14 +229,13 @@ def perplexities(recipe: Recipe, nats: float, tokens: float, sets: list[Evaluati
     Returns:
         `dict[str, float]`: measures by name; infinity where a number is too large.
     """
-    if recipe.task in LABEL_TASKS:
-        return {}
-    units = {"perplexity": tokens}
-    if recipe.task == "causal_lm":
-        lines = [line for text in sets for line in text.source]
-        units["word_perplexity"] = float(sum(len(line.split()) for line in lines))
-        units["byte_perplexity"] = float(sum(len(line.encode()) + 1 for line in lines))
-    return {name: _exp(nats / count) for name, count in units.items()}
+    lines = [line for text in sets for line in text.source]
+    units = {
+        "perplexity": tokens,
+        "word_perplexity": sum(len(line.split()) for line in lines),
+        "byte_perplexity": sum(len(line.encode()) + 1 for line in lines),
+    }
+    return {name: _exp(nats / units[name]) for name in MODELS[task].perplexities}
 
 
 def _exp(value: float) -> float:

@@ -201,7 +201,7 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
         for batch in rows:
             del batch["numbers"]
             batch = send_to_device(batch, accelerator.device)
-            measures = batch_measures(run.recipe, model, batch)
+            measures = batch_measures(model, batch)
             batch.pop("next_sentence_label", None)
             loss = model(**batch, num_items_in_batch=1, loss_only=True).loss
             measures["loss"] = loss, (batch["labels"] != -100).sum()
@@ -237,7 +237,7 @@ def measure(
     def measures(parts: list[Totals], texts: list[EvaluationSet]) -> dict[str, float]:
         means = mean_of_labels({name: _mean(part[name] for part in parts) for name in parts[0]})
         nats, labels = (sum(part["loss"][i] for part in parts) for i in (0, 1))
-        return means | perplexities(run.recipe, nats, labels, texts)
+        return means | perplexities(run.recipe.task, nats, labels, texts)
 
     each = {text.name: measures([found[text.name]], [text]) for text in sets}
     return measures(list(found.values()), sets), each if len(sets) > 1 else None

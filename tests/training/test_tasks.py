@@ -254,15 +254,14 @@ def test_a_model_without_a_test_set_is_not_published(tmp_path, capsys) -> None:
 
 def test_perplexities_count_words_and_bytes() -> None:
     text = EvaluationSet("en", ["one two", "drei ü"], [], None, None, "en", None)
-    recipe = Recipe(task="causal_lm")
-    found = perplexities(recipe, 12.0, 6.0, [text])
+    found = perplexities("causal_lm", 12.0, 6.0, [text])
     assert found == {
         "perplexity": math.exp(2),
         "word_perplexity": math.exp(3),
         "byte_perplexity": math.exp(12 / 16),
     }
-    assert perplexities(Recipe(task="masked_lm"), 12.0, 6.0, [text]) == {"perplexity": math.exp(2)}
-    assert perplexities(recipe, 1e9, 6.0, [text])["perplexity"] == math.inf
+    assert perplexities("masked_lm", 12.0, 6.0, [text]) == {"perplexity": math.exp(2)}
+    assert perplexities("causal_lm", 1e9, 6.0, [text])["perplexity"] == math.inf
 
 
 def test_each_task_has_its_class() -> None:
