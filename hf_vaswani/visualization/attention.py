@@ -36,6 +36,11 @@ class Attention:
     weights: dict[str, torch.Tensor]
     log_probs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
+    def texts(self) -> dict[str, Text]:
+        """Returns the texts that there are, as `"source"` and `"target"`."""
+        found = {"source": self.source, "target": self.target}
+        return {side: text for side, text in found.items() if text is not None}
+
 
 def collect_attention(model: Any, tokenizer: Any, source: str, target: str | Sequence[int] | None = None) -> Attention:
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,13 +26,14 @@ from .attention import (
     piece,
     pieces,
 )
-from .embeddings import position_encodings, project_embeddings
 from .search_record import SearchRecord, record_search
 
 # The page grows with the square of it. Longer text has more tokens, and is not tokenized.
 MAX_TOKENS, MAX_CHARACTERS = 200, 10_000
 # Tokens that a decoder on its own adds to a text.
 NEW_TOKENS = 20
+# Neighbours of a token: the entries of the vocabulary whose embeddings have the greatest cosine with its own.
+NEIGHBOURS = 5
 # Weights are stored as whole numbers up to this one, in 16 bits.
 FULL = 2**16 - 1
 
@@ -91,6 +92,33 @@ def explore(
     ```
     """
     kind = model_kind(model)
+    settings = dict(settings or {})
+    source = _read(tokenizer, text, is_prompt=kind == "decoder")
+    data: dict[str, Any] = {"kind": kind, "name": name or model.config.name_or_path or type(model).__name__}
+    if kind == "encoder":
+        attention = collect_attention(model, tokenizer, text)
+        links: list[tuple[int, int]] = []
+        data["words"] = {"source": _words(source), "target": None}
+        data["predictions"] = _predictions(model, tokenizer, source)
+    else:
+        if kind == "decoder" and not {"max_new_tokens", "max_length"} & settings.keys():
+            settings["max_new_tokens"] = NEW_TOKENS
+        prompt = source.ids if kind == "decoder" else []
+        search = record_search(model, torch.tensor([source.ids], device=model.device), **settings)
+        written = prompt + search.hypotheses[0].ids
+        attention = collect_attention(model, tokenizer, text, written)
+        links = _add_words(data, model, attention, len(prompt))
+        data["search"] = _search(tokenizer, search, prompt)
+    data["attention"] = _attention(tokenizer, attention, head_roles(attention, links))
+    data["positions"] = _positions(model, attention)
+    data["embeddings"] = _embeddings(model, tokenizer, attention)
+    data["paper"] = _paper(model, kind, data.get("search"), len(source.ids) if kind == "translation" else 0)
+    title = f"{text} – {data['name']}"
+    return Page(_page(title, data), title)
+
+
+def _read(tokenizer: Any, text: str, is_prompt: bool) -> Text:
+    """Encodes the text of a page, without `</s>` if it is a prompt, which goes on; refuses one without or too long."""
     if not isinstance(text, str):
         raise ValueError(f"The text must be a str, but it is a {type(text).__name__}.")
     if not text.strip():
@@ -100,36 +128,13 @@ def explore(
             f"The text has {len(text):,} characters, but a page shows at most {MAX_TOKENS} tokens: shorten it."
         )
     source = read(tokenizer, [text])[0]
-    settings = dict(settings or {})
-    if kind == "decoder":
-        if not {"max_new_tokens", "max_length"} & settings.keys():
-            settings["max_new_tokens"] = NEW_TOKENS
-        if source.ids[-1:] == [tokenizer.eos_token_id]:
-            # A prompt goes on.
-            source = Text(source.text, source.ids[:-1], source.spans[:-1], source.begin)
+    if is_prompt and source.ids[-1:] == [tokenizer.eos_token_id]:
+        source = Text(source.text, source.ids[:-1], source.spans[:-1], source.begin)
     if not 0 < len(source.ids) <= MAX_TOKENS:
         raise ValueError(
             f"The text has {len(source.ids)} tokens, but a page shows from 1 to {MAX_TOKENS}: shorten it."
         )
-    data: dict[str, Any] = {"kind": kind, "name": name or model.config.name_or_path or type(model).__name__}
-    if kind == "encoder":
-        attention = collect_attention(model, tokenizer, text)
-        links: list[tuple[int, int]] = []
-        data["words"] = {"source": _words(source), "target": None}
-        data["predictions"] = _predictions(model, tokenizer, source)
-    else:
-        search = record_search(model, torch.tensor([source.ids], device=model.device), **settings)
-        best = search.hypotheses[0].ids
-        written = best if kind == "translation" else source.ids + best
-        attention = collect_attention(model, tokenizer, text, written)
-        links = _add_words(data, model, attention, len(written) - len(best))
-        data["search"] = _search(tokenizer, search, [] if kind == "translation" else source.ids)
-    data["attention"] = _attention(tokenizer, attention, head_roles(attention, links))
-    data["positions"] = _positions(model, attention)
-    data["embeddings"] = _embeddings(model, tokenizer, attention)
-    data["paper"] = _paper(model, kind, data.get("search"), len(source.ids) if kind == "translation" else 0)
-    title = f"{text} – {data['name']}"
-    return Page(_page(title, data), title)
+    return source
 
 
 # ---- The page ----------------------------------------------------------------------------------------------------
@@ -206,23 +211,15 @@ def _search(tokenizer: Any, search: SearchRecord, prompt: Sequence[int]) -> dict
     steps = []
     running: list[list[int]] = [[]]
     for step in search.steps:
+        rows = []
         for each in step.candidates:
             names.setdefault(each.token, piece(tokenizer, each.token))
+            numbers = _rounded(each.log_prob), _rounded(each.total)
+            rows.append([each.parent, each.token, *numbers, int(each.ends), each.rank, int(each.finished)])
         steps.append(
             {
                 "running": [text(ids) for ids in running],
-                "candidates": [
-                    [
-                        each.parent,
-                        each.token,
-                        _rounded(each.log_prob),
-                        _rounded(each.total),
-                        int(each.ends),
-                        each.rank,
-                        int(each.finished),
-                    ]
-                    for each in step.candidates
-                ],
+                "candidates": rows,
                 "finished": step.finished,
                 "upper_bound": _rounded(step.upper_bound),
                 "threshold": _rounded(step.threshold),
@@ -286,67 +283,127 @@ def _attention(
     return found
 
 
+@torch.inference_mode()
+def position_encodings(stack: Any, length: int) -> torch.Tensor:
+    """
+    Returns the encodings of the first positions of a stack (Section 3.5).
+
+    Args:
+        stack ([`VaswaniStack`]): encoder or decoder.
+        length (`int`): number of positions.
+
+    Returns:
+        `torch.FloatTensor` of shape `(length, d_model)`.
+
+    Raises:
+        ValueError: learned positions are fewer than that.
+    """
+    device = next(stack.parameters()).device
+    stack.positions.check(length - 1)
+    return stack.positions.encode(torch.arange(length, device=device)).float().cpu()
+
+
 def _positions(model: Any, attention: Attention) -> list[dict[str, Any]]:
     """Returns the encodings of the text's positions, in 8 bits: of both sides, if they are learned."""
-    lengths = {"source": attention.source, "target": attention.target}
-    stacks = {
-        side: (model.get_encoder() if side == "source" else model.get_decoder(), len(text.ids))
-        for side, text in lengths.items()
-        if text is not None
-    }
+    lengths = {side: len(text.ids) for side, text in attention.texts().items()}
+    stacks = {"source": model.get_encoder, "target": model.get_decoder}
+    sides = {side: (stacks[side](), length) for side, length in lengths.items()}
     if model.config.position_encoding == "sinusoidal":
         # The same for both.
-        longest = max(length for _, length in stacks.values())
-        stacks = {"text": (next(iter(stacks.values()))[0], longest)}
+        sides = {"text": (next(iter(sides.values()))[0], max(lengths.values()))}
     found = []
-    for side, (stack, length) in stacks.items():
+    for side, (stack, length) in sides.items():
+        is_learned = stack.positions.table is not None
         # The last token of a target is not read, so there may be no position for it.
-        most = length if stack.positions.table is None else stack.positions.max_position_embeddings
+        most = stack.positions.max_position_embeddings if is_learned else length
         encodings = position_encodings(stack, min(length, most))
         scale = float(encodings.abs().max()) or 1.0
         found.append(
             {
                 "side": side,
                 "shape": list(encodings.shape),
-                "first": 0 if stack.positions.table is not None else stack.positions.offset,
+                "first": 0 if is_learned else stack.positions.offset,
                 "scale": _rounded(scale),
-                "layout": None if stack.positions.table is not None else model.config.sinusoid_layout,
+                "layout": None if is_learned else model.config.sinusoid_layout,
                 "values": _base64((encodings / scale * 127).round().to(torch.int8)),
             }
         )
     return found
 
 
+class Projection(NamedTuple):
+    """
+    Tokens in the plane of the first two principal components of their embeddings.
+
+    Attributes:
+        points (`torch.FloatTensor` of shape `(tokens, 2)`): their places.
+        neighbours (`torch.LongTensor` of shape `(tokens, neighbours)`): the nearest entries of the vocabulary to each
+            of them, nearest first.
+        cosines (`torch.FloatTensor` of shape `(tokens, neighbours)`): cosines of the angles between both.
+        neighbour_points (`torch.FloatTensor` of shape `(tokens, neighbours, 2)`): places of the neighbours.
+        explained (`torch.FloatTensor` of shape `(2,)`): share of the variance of the tokens' embeddings in each
+            component.
+    """
+
+    points: torch.Tensor
+    neighbours: torch.Tensor
+    cosines: torch.Tensor
+    neighbour_points: torch.Tensor
+    explained: torch.Tensor
+
+
+@torch.inference_mode()
+def project_embeddings(matrix: torch.Tensor, tokens: Sequence[int], excluded: Sequence[int] = ()) -> Projection:
+    """
+    Projects the embeddings of tokens to two dimensions by principal component analysis.
+
+    Args:
+        matrix (`torch.Tensor` of shape `(vocab_size, d_model)`): the embedding matrix (Section 3.4).
+        tokens (`Sequence[int]`): tokens, each once.
+        excluded (`Sequence[int]`): tokens that are nobody's neighbours, such as padding.
+    """
+    matrix = matrix.detach().float().cpu()
+    chosen = matrix[list(tokens)]
+    mean = chosen.mean(dim=0)
+    _, values, directions = torch.linalg.svd(chosen - mean, full_matrices=False)
+    variances = torch.nn.functional.pad(values.square(), (0, 2))
+    axes = torch.zeros(matrix.shape[1], 2)
+    axes[:, : min(2, len(directions))] = directions[:2].T
+    lengths = matrix.norm(dim=1).clamp(min=1e-9)
+    cosines = chosen @ matrix.T / lengths / lengths[list(tokens), None]
+    cosines[:, list(excluded)] = -torch.inf
+    cosines[range(len(tokens)), list(tokens)] = -torch.inf
+    best = cosines.topk(min(NEIGHBOURS, max(matrix.shape[0] - 1 - len(set(excluded)), 0)))
+    explained = variances[:2] / variances.sum().clamp(min=1e-9)
+    places = (matrix[best.indices] - mean) @ axes
+    return Projection((chosen - mean) @ axes, best.indices, best.values, places, explained)
+
+
 def _embeddings(model: Any, tokenizer: Any, attention: Attention) -> dict[str, Any]:
     """Returns the places of the text's tokens and of their neighbours."""
     excluded = [token for token in (tokenizer.pad_token_id,) if token is not None]
-    sides = {}
-    if attention.source is not None:
-        sides["source"] = (attention.source, model.get_input_embeddings().weight)
-    if attention.target is not None:
-        decoder = model.get_decoder()
-        sides["target"] = (attention.target, decoder.embed_tokens.weight)
-    shared = len({weight.data_ptr() for _, weight in sides.values()}) == 1
-    found: dict[str, Any] = {"shared": shared and len(sides) > 1, "plots": []}
-    groups = [tuple(sides)] if shared else [(side,) for side in sides]
-    for group in groups:
+    texts = attention.texts()
+    matrices = {
+        side: model.get_input_embeddings().weight if side == "source" else model.get_decoder().embed_tokens.weight
+        for side in texts
+    }
+    shared = len({weight.data_ptr() for weight in matrices.values()}) == 1
+    plots = []
+    for sides in [tuple(texts)] if shared else [(side,) for side in texts]:
         owners: dict[int, str] = {}
-        for side in group:
-            for token in sides[side][0].ids:
+        for side in sides:
+            for token in texts[side].ids:
                 owners[token] = "both" if owners.get(token, side) != side else side
-        result = project_embeddings(sides[group[0]][1], list(owners), excluded)
+        found = project_embeddings(matrices[sides[0]], list(owners), excluded)
         points = []
-        for i, token in enumerate(result.tokens):
+        for token, place, *near in zip(owners, *(part.tolist() for part in found[:4]), strict=True):
             neighbours = [
-                [piece(tokenizer, other), _rounded(float(cosine), 4), *(_rounded(x, 4) for x in place)]
-                for other, cosine, place in zip(
-                    result.neighbours[i], result.cosines[i], result.neighbour_points[i].tolist(), strict=True
-                )
+                [piece(tokenizer, other), *(_rounded(x, 4) for x in (cosine, *there))]
+                for other, cosine, there in zip(*near, strict=True)
             ]
-            place = [_rounded(x, 4) for x in result.points[i].tolist()]
-            points.append([piece(tokenizer, token), owners[token], *place, neighbours])
-        found["plots"].append({"points": points, "explained": [_rounded(x, 3) for x in result.explained]})
-    return found
+            points.append([piece(tokenizer, token), owners[token], *(_rounded(x, 4) for x in place), neighbours])
+        plots.append({"points": points, "explained": [_rounded(x, 3) for x in found.explained.tolist()]})
+    return {"shared": shared and len(texts) > 1, "plots": plots}
 
 
 # ---- Encoders on their own ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from hf_vaswani.model.modeling_vaswani import (
 from hf_vaswani.recipe import Recipe
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.translation.alignment import attention_to_source
-from hf_vaswani.visualization.embeddings import position_encodings
+from hf_vaswani.visualization.explorer import position_encodings
 
 from ..conftest import ROOT, SEED
 from ..networks import batch, gradients, tiny_config, tiny_model, with_labels

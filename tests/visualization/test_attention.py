@@ -1,6 +1,5 @@
 """Attention weights and roles, against the layers' own computation and weights made by hand."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -69,49 +68,18 @@ def test_weights_are_those_of_each_box_of_figure_1(tokenizer) -> None:
     torch.testing.assert_close(found.log_probs.mean(), -outputs.loss, atol=1e-5, rtol=0)
 
 
-def test_a_model_keeps_its_mode_and_its_attention(tokenizer) -> None:
+def test_a_model_keeps_its_mode_its_attention_and_its_weights(tokenizer) -> None:
     model = tiny_model().train()
     before = model.config._attn_implementation
     assert before != "eager"
     collect_attention(model, tokenizer, "abc", "ab")
     with pytest.raises(ValueError, match="1000000"):
         collect_attention(model, tokenizer, "abc", [10**6, 2])
-    assert model.config._attn_implementation == before
-    assert model.training
+    assert model.config._attn_implementation == before and model.training
     # Whatever translates with it stays as fast as it was.
     assert find_change(model.eval()) is None
-
-
-@pytest.mark.slow
-def test_other_threads_are_not_disturbed(tokenizer) -> None:
-    model = tiny_model()
-    ids = torch.tensor([tokenizer("abc ab").input_ids])
-    with torch.no_grad():
-        expected = model(input_ids=ids, decoder_input_ids=ids).logits
-    stop, wrong = threading.Event(), []
-
-    def translate() -> None:
-        while not stop.is_set():
-            with torch.no_grad():
-                logits = model(input_ids=ids, decoder_input_ids=ids).logits
-            wrong.append(not torch.allclose(logits, expected, atol=1e-5) or find_change(model))
-
-    thread = threading.Thread(target=translate)
-    thread.start()
-    for _ in range(40):
-        collect_attention(model, tokenizer, "abc ab", "cab ab")
-    stop.set()
-    thread.join()
-    assert wrong
-    assert not any(wrong)
-
-
-def test_a_copy_shares_the_weights() -> None:
-    model = tiny_model()
     copied = with_eager_attention(model)
-    for (name, weight), (other, same) in zip(model.named_parameters(), copied.named_parameters(), strict=True):
-        assert name == other
-        assert weight is same
+    assert list(map(id, copied.parameters())) == list(map(id, model.parameters()))
 
 
 def test_stacks_on_their_own(tokenizer) -> None:
@@ -129,11 +97,9 @@ def test_stacks_on_their_own(tokenizer) -> None:
     torch.testing.assert_close(found.log_probs[1:], log_probs[range(3), ids[1:]], atol=1e-5, rtol=0)
 
 
-def test_bad_input(tokenizer) -> None:
+def test_a_translation_is_needed(tokenizer) -> None:
     with pytest.raises(ValueError, match="needs what it writes: pass target"):
         collect_attention(tiny_model(), tokenizer, "abc")
-    with pytest.raises(ValueError, match="needs a Vaswani model, but it is a Linear"):
-        collect_attention(torch.nn.Linear(1, 1), tokenizer, "abc")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "words", "characters", "bytes"])
