@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -14,168 +15,22 @@ from hf_vaswani.serving.batcher import MAX_BYTES, MAX_TEXTS, Batcher, OverdueErr
 
 
 class Recorder:
-    """Turns texts to upper case, and keeps the batches. The first waits until it is released."""
-
-    def __init__(self, wait: bool = False) -> None:
-        self.batches: list[tuple[Any, list[str]]] = []
-        self.released, self.started = threading.Event(), threading.Event()
-        if not wait:
-            self.released.set()
-
-    def __call__(self, kind: Any, texts: list[str]) -> list[list[str]]:
-        self.started.set()
-        assert self.released.wait(20)
-        self.batches.append((kind, texts))
-        if any("bad" in text for text in texts):
-            raise ValueError("bad")
-        return [[text.upper(), kind] for text in texts]
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
-
-
-async def started(recorder: Recorder) -> None:
-    while not recorder.started.is_set():
-        await asyncio.sleep(0.001)
-
-
-def test_requests_share_a_batch_and_get_their_own_translations() -> None:
-    async def test() -> None:
-        recorder = Recorder()
-        batcher = Batcher(recorder, 100)
-        asked = [["a", "bbb"], ["cc"], [], ["dddd"]]
-        found = await asyncio.gather(*(batcher.submit("k", texts) for texts in asked))
-        assert found == [[[text.upper(), "k"] for text in texts] for texts in asked]
-        assert recorder.batches == [("k", ["a", "cc", "dddd", "bbb"])]
-        assert batcher.waiting == 0
-
-    run(test)
-
-
-def test_kinds_do_not_share_a_batch() -> None:
-    async def test() -> None:
-        recorder = Recorder()
-        batcher = Batcher(recorder, 100)
-        found = await asyncio.gather(*(batcher.submit(kind, [kind]) for kind in "abab"))
-        assert [texts for ((texts,),) in zip(found, strict=True)] == [["A", "a"], ["B", "b"], ["A", "a"], ["B", "b"]]
-        assert recorder.batches == [("a", ["a", "a"]), ("b", ["b", "b"])]
-
-    run(test)
-
-
-def test_a_long_list_does_not_keep_a_sentence_waiting() -> None:
-    async def test() -> None:
-        recorder = Recorder(wait=True)
-        batcher = Batcher(recorder, 10_000)
-        first = asyncio.create_task(batcher.submit("k", ["first"]))
-        await started(recorder)
-        many = asyncio.create_task(batcher.submit("k", [f"{number:04}" for number in range(10 * MAX_TEXTS)]))
-        other = asyncio.create_task(batcher.submit("other kind", ["x"]))
-        await asyncio.sleep(0)
-        single = asyncio.create_task(batcher.submit("k", ["single"]))
-        await asyncio.sleep(0)
-        recorder.released.set()
-        assert await single == [["SINGLE", "k"]]
-        assert len(recorder.batches) <= 3 and not many.done()
-        await other
-        # The other kind came before the rest of the list.
-        assert [kind for kind, _ in recorder.batches[:3]] == ["k", "k", "other kind"]
-        assert [text for text, _ in await many] == [f"{number:04}" for number in range(10 * MAX_TEXTS)]
-        assert await first == [["FIRST", "k"]]
-        assert all(len(texts) <= MAX_TEXTS for _, texts in recorder.batches)
-
-    run(test)
-
-
-def test_batches_of_long_texts_are_small() -> None:
-    async def test() -> None:
-        recorder = Recorder()
-        batcher = Batcher(recorder, 100)
-        # A letter may be as many tokens as it has bytes.
-        for letter in "xส😀":
-            recorder.batches.clear()
-            text = letter * (MAX_BYTES // len(letter.encode()) // 2)
-            await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
-            assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
-
-    run(test)
-
-
-def test_there_is_room_for_so_many_texts() -> None:
-    async def test() -> None:
-        recorder = Recorder(wait=True)
-        batcher = Batcher(recorder, 3)
-        first = asyncio.create_task(batcher.submit("k", ["first"]))
-        await started(recorder)
-        waiting = [asyncio.create_task(batcher.submit("k", ["a"])) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert batcher.waiting == 3
-        with pytest.raises(QueueFullError) as error:
-            await batcher.submit("k", ["b"])
-        assert error.value.retry_after >= 1
-        assert f"{error.value.retry_after} s" in str(error.value)
-        recorder.released.set()
-        assert await asyncio.gather(first, *waiting)
-        # A list that is longer than the queue is translated if nothing else waits.
-        assert len(await batcher.submit("k", ["a"] * 5)) == 5
-
-    run(test)
-
-
-def test_a_text_that_fails_does_not_fail_the_others() -> None:
-    async def test() -> None:
-        recorder = Recorder()
-        batcher = Batcher(recorder, 100)
-        found = await asyncio.gather(
-            batcher.submit("k", ["a"]),
-            batcher.submit("k", ["b", "bad", "c"]),
-            batcher.submit("k", ["d"]),
-            return_exceptions=True,
-        )
-        assert found[0] == [["A", "k"]] and found[2] == [["D", "k"]]
-        assert isinstance(found[1], ValueError)
-        assert batcher.waiting == 0
-        assert await batcher.submit("k", ["e"]) == [["E", "k"]]
-
-    run(test)
-
-
-def test_texts_of_a_client_that_is_gone_are_not_translated() -> None:
-    async def test() -> None:
-        recorder = Recorder(wait=True)
-        batcher = Batcher(recorder, 100)
-        first = asyncio.create_task(batcher.submit("k", ["first"]))
-        await started(recorder)
-        gone = asyncio.create_task(batcher.submit("k", ["gone"] * 3))
-        await asyncio.sleep(0)
-        assert batcher.waiting == 3
-        gone.cancel()
-        last = asyncio.create_task(batcher.submit("k", ["last"]))
-        await asyncio.sleep(0)
-        recorder.released.set()
-        assert await first and await last
-        assert [texts for _, texts in recorder.batches] == [["first"], ["last"]]
-        assert batcher.waiting == 0
-
-    run(test)
-
-
-# ---- The end of a batch ------------------------------------------------------------------------------------------
-
-
-class Endless:
-    """Translates `slow` until it is ended, and other texts at once. Nothing but `slow` fails, unless it is broken."""
+    """
+    Turns texts to upper case, and keeps the batches. `slow` is not ready before it is released or ended; `bad` has a
+    fault of its own, and `fault` fails as everything does when the device is broken.
+    """
 
     def __init__(self) -> None:
-        self.batches: list[list[str]] = []
+        self.batches: list[tuple[Any, list[str]]] = []
         self.batcher: Any = None
         self.is_deaf = self.is_broken = False
         self.started, self.released = threading.Event(), threading.Event()
 
     def __call__(self, kind: Any, texts: list[str]) -> list[list[str]]:
-        self.batches.append(texts)
+        self.batches.append((kind, texts))
         self.started.set()
+        if "bad" in texts:
+            raise ValueError("bad")
         if self.is_broken or "fault" in texts:
             raise RuntimeError("CUDA error: device-side assert triggered")
         until = time.monotonic() + 20
@@ -184,13 +39,131 @@ class Endless:
             if not self.is_deaf:
                 self.batcher.end_if_over()
             time.sleep(0.001)
-        return [[text.upper()] for text in texts]
+        return [[text.upper(), kind] for text in texts]
 
 
-def endless(deadline: float | None = None) -> tuple[Endless, Batcher]:
-    translate = Endless()
-    translate.batcher = batcher = Batcher(translate, 100, deadline=deadline)
-    return translate, batcher
+def recorded(max_waiting: int = 100, deadline: float | None = None) -> tuple[Recorder, Batcher]:
+    recorder = Recorder()
+    recorder.batcher = batcher = Batcher(recorder, max_waiting, deadline=deadline)
+    return recorder, batcher
+
+
+async def submit_slow(recorder: Recorder) -> asyncio.Task[Any]:
+    """Submits a text, and waits until it is being translated."""
+    task = asyncio.create_task(recorder.batcher.submit("k", ["slow"]))
+    while not recorder.started.is_set():
+        await asyncio.sleep(0.001)
+    return task
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in an event loop."""
+
+    @wraps(test)
+    def run(*arguments: Any, **settings: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **settings), 30))
+
+    return run
+
+
+@in_a_loop
+async def test_requests_share_a_batch_and_get_their_own_translations() -> None:
+    recorder, batcher = recorded()
+    asked = [["a", "bbb"], ["cc"], [], ["dddd"]]
+    found = await asyncio.gather(*(batcher.submit("k", texts) for texts in asked))
+    assert found == [[[text.upper(), "k"] for text in texts] for texts in asked]
+    assert recorder.batches == [("k", ["a", "cc", "dddd", "bbb"])]
+    assert batcher.waiting == 0
+
+
+@in_a_loop
+async def test_kinds_do_not_share_a_batch() -> None:
+    recorder, batcher = recorded()
+    found = await asyncio.gather(*(batcher.submit(kind, [kind]) for kind in "abab"))
+    assert [texts for ((texts,),) in zip(found, strict=True)] == [["A", "a"], ["B", "b"], ["A", "a"], ["B", "b"]]
+    assert recorder.batches == [("a", ["a", "a"]), ("b", ["b", "b"])]
+
+
+@in_a_loop
+async def test_a_long_list_does_not_keep_a_sentence_waiting() -> None:
+    recorder, batcher = recorded(10_000)
+    first = await submit_slow(recorder)
+    many = asyncio.create_task(batcher.submit("k", [f"{number:04}" for number in range(10 * MAX_TEXTS)]))
+    other = asyncio.create_task(batcher.submit("other kind", ["x"]))
+    await asyncio.sleep(0)
+    single = asyncio.create_task(batcher.submit("k", ["single"]))
+    await asyncio.sleep(0)
+    recorder.released.set()
+    assert await single == [["SINGLE", "k"]]
+    assert len(recorder.batches) <= 3 and not many.done()
+    await other
+    # The other kind came before the rest of the list.
+    assert [kind for kind, _ in recorder.batches[:3]] == ["k", "k", "other kind"]
+    assert [text for text, _ in await many] == [f"{number:04}" for number in range(10 * MAX_TEXTS)]
+    assert await first == [["SLOW", "k"]]
+    assert all(len(texts) <= MAX_TEXTS for _, texts in recorder.batches)
+
+
+@in_a_loop
+async def test_batches_of_long_texts_are_small() -> None:
+    recorder, batcher = recorded()
+    # A letter may be as many tokens as it has bytes.
+    for letter in "xส😀":
+        recorder.batches.clear()
+        text = letter * (MAX_BYTES // len(letter.encode()) // 2)
+        await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
+        assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
+
+
+@in_a_loop
+async def test_there_is_room_for_so_many_texts() -> None:
+    recorder, batcher = recorded(3)
+    first = await submit_slow(recorder)
+    waiting = [asyncio.create_task(batcher.submit("k", ["a"])) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert batcher.waiting == 3
+    with pytest.raises(QueueFullError) as error:
+        await batcher.submit("k", ["b"])
+    assert error.value.retry_after >= 1
+    assert f"{error.value.retry_after} s" in str(error.value)
+    recorder.released.set()
+    assert await asyncio.gather(first, *waiting)
+    # A list that is longer than the queue is translated if nothing else waits.
+    assert len(await batcher.submit("k", ["a"] * 5)) == 5
+
+
+@in_a_loop
+async def test_a_text_that_fails_does_not_fail_the_others() -> None:
+    _, batcher = recorded()
+    found = await asyncio.gather(
+        batcher.submit("k", ["a"]),
+        batcher.submit("k", ["b", "bad", "c"]),
+        batcher.submit("k", ["d"]),
+        return_exceptions=True,
+    )
+    assert found[0] == [["A", "k"]] and found[2] == [["D", "k"]]
+    assert isinstance(found[1], ValueError)
+    assert batcher.waiting == 0
+    assert await batcher.submit("k", ["e"]) == [["E", "k"]]
+
+
+@in_a_loop
+async def test_texts_of_a_client_that_is_gone_are_not_translated() -> None:
+    recorder, batcher = recorded()
+    first = await submit_slow(recorder)
+    gone = asyncio.create_task(batcher.submit("k", ["gone"] * 3))
+    await asyncio.sleep(0)
+    assert batcher.waiting == 3
+    gone.cancel()
+    last = asyncio.create_task(batcher.submit("k", ["last"]))
+    await asyncio.sleep(0)
+    recorder.released.set()
+    assert await first and await last
+    assert [texts for _, texts in recorder.batches] == [["slow"], ["last"]]
+    assert batcher.waiting == 0
+
+
+# ---- The end of a batch ------------------------------------------------------------------------------------------
 
 
 async def until_free(batcher: Batcher) -> None:
@@ -198,90 +171,76 @@ async def until_free(batcher: Batcher) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_batch_ends_at_the_deadline_and_the_next_one_begins() -> None:
-    async def test() -> None:
-        _, batcher = endless(0.1)
-        for _ in range(2):
-            with pytest.raises(OverdueError, match=r"The translation was not ready within 0\.1 s\."):
-                await batcher.submit("k", ["slow", "b"])
-            await until_free(batcher)
-            assert not batcher.is_overdue and not batcher.is_broken
-        assert await batcher.submit("k", ["quick"]) == [["QUICK"]]
-        assert batcher.waiting == 0
-
-    run(test)
-
-
-def test_what_waits_too_long_is_not_begun() -> None:
-    async def test() -> None:
-        translate, batcher = endless(0.1)
-        translate.is_deaf = True
-        first = asyncio.create_task(batcher.submit("k", ["slow"]))
-        while not translate.started.is_set():
-            await asyncio.sleep(0.001)
-        with pytest.raises(OverdueError):
-            await batcher.submit("k", ["late"])
-        with pytest.raises(OverdueError):
-            await first
-        translate.released.set()
+@in_a_loop
+async def test_a_batch_ends_at_the_deadline_and_the_next_one_begins() -> None:
+    _, batcher = recorded(deadline=0.1)
+    for _ in range(2):
+        with pytest.raises(OverdueError, match=r"The translation was not ready within 0\.1 s\."):
+            await batcher.submit("k", ["slow", "b"])
         await until_free(batcher)
-        assert await batcher.submit("k", ["next"]) == [["NEXT"]]
-        assert translate.batches == [["slow"], ["next"]]
-
-    run(test)
-
-
-def test_a_batch_ends_when_nobody_waits_for_it_any_more() -> None:
-    async def test() -> None:
-        translate, batcher = endless()
-        first = asyncio.create_task(batcher.submit("k", ["slow"]))
-        second = asyncio.create_task(batcher.submit("k", ["b"]))
-        while not translate.started.is_set():
-            await asyncio.sleep(0.001)
-        first.cancel()
-        await asyncio.sleep(0.05)
-        # The other one still waits.
-        assert not batcher.is_free(within=0) and translate.batches == [["slow", "b"]]
-        second.cancel()
-        await asyncio.wait_for(until_free(batcher), 5)
-        assert await batcher.submit("k", ["next"]) == [["NEXT"]]
-
-    run(test)
+        assert not batcher.is_overdue and not batcher.is_broken
+    assert await batcher.submit("k", ["quick"]) == [["QUICK", "k"]]
+    assert batcher.waiting == 0
 
 
-def test_a_batch_that_does_not_end_is_overdue(monkeypatch) -> None:
-    async def test() -> None:
-        monkeypatch.setattr("hf_vaswani.serving.batcher.LATENESS", 0.05)
-        translate, batcher = endless(0.1)
-        translate.is_deaf = True
-        with pytest.raises(OverdueError):
-            await batcher.submit("k", ["slow"])
-        await asyncio.sleep(0.1)
-        assert batcher.is_overdue and not batcher.is_free(within=0)
-        translate.released.set()
-        await until_free(batcher)
-        assert not batcher.is_overdue
+@in_a_loop
+async def test_what_waits_too_long_is_not_begun() -> None:
+    recorder, batcher = recorded(deadline=0.1)
+    recorder.is_deaf = True
+    first = await submit_slow(recorder)
+    with pytest.raises(OverdueError):
+        await batcher.submit("k", ["late"])
+    with pytest.raises(OverdueError):
+        await first
+    recorder.released.set()
+    await until_free(batcher)
+    assert await batcher.submit("k", ["next"]) == [["NEXT", "k"]]
+    assert [texts for _, texts in recorder.batches] == [["slow"], ["next"]]
 
-    run(test)
+
+@in_a_loop
+async def test_a_batch_ends_when_nobody_waits_for_it_any_more() -> None:
+    recorder, batcher = recorded()
+    second = asyncio.create_task(batcher.submit("k", ["b"]))
+    first = await submit_slow(recorder)
+    first.cancel()
+    await asyncio.sleep(0.05)
+    # The other one still waits.
+    assert not batcher.is_free(within=0) and recorder.batches == [("k", ["b", "slow"])]
+    second.cancel()
+    await asyncio.wait_for(until_free(batcher), 5)
+    assert await batcher.submit("k", ["next"]) == [["NEXT", "k"]]
 
 
-def test_a_text_that_fails_is_told_from_a_device_that_does() -> None:
-    async def test() -> None:
-        translate, batcher = endless()
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="device-side assert"):
-                await batcher.submit("k", ["fault"])
-            assert not batcher.is_broken
-        translate.is_broken = True
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="device-side assert"):
-                await batcher.submit("k", ["one"])
-            assert batcher.is_broken
-        translate.is_broken = False
-        assert await batcher.submit("k", ["one"]) == [["ONE"]]
+@in_a_loop
+async def test_a_batch_that_does_not_end_is_overdue(monkeypatch) -> None:
+    monkeypatch.setattr("hf_vaswani.serving.batcher.LATENESS", 0.05)
+    recorder, batcher = recorded(deadline=0.1)
+    recorder.is_deaf = True
+    with pytest.raises(OverdueError):
+        await batcher.submit("k", ["slow"])
+    await asyncio.sleep(0.1)
+    assert batcher.is_overdue and not batcher.is_free(within=0)
+    recorder.released.set()
+    await until_free(batcher)
+    assert not batcher.is_overdue
+
+
+@in_a_loop
+async def test_a_text_that_fails_is_told_from_a_device_that_does() -> None:
+    recorder, batcher = recorded()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            await batcher.submit("k", ["fault"])
         assert not batcher.is_broken
-
-    run(test)
+    recorder.is_broken = True
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            await batcher.submit("k", ["one"])
+        assert batcher.is_broken
+    recorder.is_broken = False
+    assert await batcher.submit("k", ["one"]) == [["ONE", "k"]]
+    assert not batcher.is_broken
 
 
 @pytest.mark.process

@@ -59,6 +59,10 @@ def ask(client: Any, path: str = "/translate", **body: Any) -> Any:
     return client.post(path, json={"q": "ab", "source": "en", "target": "de"} | body)
 
 
+# A request of an ASGI server.
+SCOPE = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+
+
 def texts_of(found: Any) -> list[str]:
     return [each["translation_text"] for each in found]
 
@@ -102,35 +106,24 @@ def test_alternatives(client, pipeline, text_format) -> None:
     assert [len(each) for each in several["alternatives"]] == [3, 3]
 
 
-def test_forms(client) -> None:
-    expected = ask(client, q="abc").json()
-    fields = {"q": "abc", "source": "en", "target": "de", "alternatives": "0"}
-    assert client.post("/translate", data=fields).json() == expected
-    parts = {name: (None, value) for name, value in fields.items()}
-    assert client.post("/translate", files=parts).json() == expected
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    as_curl = client.post("/translate", content=json.dumps(fields), headers=form)
-    assert as_curl.json() == expected
-    refused = client.post("/translate", files=parts | {"q": ("q.txt", b"abc")})
-    assert (refused.status_code, refused.json()) == (
-        400,
-        {"error": "The form cannot be read: it must be UTF-8, without files."},
-    )
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+LANGUAGES = "&source=en&target=de"
 
 
-def test_forms_are_utf_8(client) -> None:
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    expected = ask(client, q="Mädchen").json()
-    for text in ("Mädchen", "M%C3%A4dchen"):
-        answer = client.post("/translate", content=f"q={text}&source=en&target=de".encode(), headers=form)
-        assert answer.json() == expected
-    for text in (b"M\xe4dchen", b"M%E4dchen"):
-        answer = client.post("/translate", content=b"q=" + text + b"&source=en&target=de", headers=form)
-        assert answer.json() == {"error": "The form cannot be read: it must be UTF-8, without files."}
-    answer = client.post("/translate", content=b"q=a&q=b&source=en&target=de", headers=form)
-    assert answer.json() == {"error": "A field of the form is given twice: a list of texts needs JSON."}
-    empty = client.post("/translate", content=b"q=&source=en&target=de&alternatives=&api_key=", headers=form)
-    assert empty.json() == {"translatedText": ""}
+@pytest.mark.parametrize(
+    ("text", "request_body"),
+    [
+        ("abc", {"data": {"q": "abc", "source": "en", "target": "de", "alternatives": "0"}}),
+        ("abc", {"files": {"q": (None, "abc"), "source": (None, "en"), "target": (None, "de")}}),
+        # As curl -d sends it.
+        ("abc", {"content": '{"q": "abc", "source": "en", "target": "de"}', "headers": FORM}),
+        ("Mädchen", {"content": f"q=Mädchen{LANGUAGES}".encode(), "headers": FORM}),
+        ("Mädchen", {"content": f"q=M%C3%A4dchen{LANGUAGES}", "headers": FORM}),
+        ("", {"content": f"q={LANGUAGES}&alternatives=&api_key=", "headers": FORM}),
+    ],
+)
+def test_forms(client, text, request_body) -> None:
+    assert client.post("/translate", **request_body).json() == ask(client, q=text).json()
 
 
 @pytest.mark.slow
@@ -208,16 +201,31 @@ def test_bad_requests_are_one_sentence(strict_client, body, message) -> None:
     assert (answer.status_code, answer.json()) == (400, {"error": message})
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff", b"[" * 100_000, b'"text"', b"[1]"])
-def test_bodies_that_are_no_requests(client, content) -> None:
-    answer = client.post("/translate", content=content)
-    assert answer.status_code in (400, 413)
-    assert set(answer.json()) == {"error"}
+NO_FORM = "The form cannot be read: it must be UTF-8, without files."
 
 
-def test_a_missing_field_is_named(client) -> None:
-    answer = client.post("/translate", json={"source": "en", "target": "de"})
-    assert (answer.status_code, answer.json()["error"]) == (400, "q is missing: it is a text, or a list of texts.")
+@pytest.mark.parametrize(
+    ("request_body", "message"),
+    [
+        ({"content": b""}, "The body is neither JSON nor a form."),
+        ({"content": b"nonsense"}, "The body is neither JSON nor a form."),
+        ({"content": b"\xff"}, "The body is neither JSON nor a form."),
+        ({"content": b"[" * 50_000}, "The body is neither JSON nor a form."),
+        ({"content": b'"text"'}, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.'),
+        ({"json": {"source": "en", "target": "de"}}, "q is missing: it is a text, or a list of texts."),
+        ({"files": {"q": ("q.txt", b"abc")}}, NO_FORM),
+        ({"content": b"q=M\xe4dchen" + LANGUAGES.encode(), "headers": FORM}, NO_FORM),
+        ({"content": b"q=M%E4dchen" + LANGUAGES.encode(), "headers": FORM}, NO_FORM),
+        (
+            {"content": f"q=a&q=b{LANGUAGES}", "headers": FORM},
+            "A field of the form is given twice: a list of texts needs JSON.",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bodies_that_are_no_requests(client, request_body, message) -> None:
+    answer = client.post("/translate", **request_body)
+    assert (answer.status_code, answer.json()) == (400, {"error": message})
 
 
 def test_large_bodies(pipeline, monkeypatch) -> None:
@@ -241,8 +249,7 @@ def test_a_body_that_does_not_arrive(pipeline, monkeypatch) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(app(SCOPE, receive, send))
     assert sent[0]["status"] == 408 and json.loads(sent[1]["body"]).keys() == {"error"}
 
 
@@ -261,9 +268,8 @@ def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) 
         sent.append(message)
 
     monkeypatch.setattr(app.state.batchers[0], "submit", forever)
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
     with caplog.at_level(logging.INFO):
-        asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+        asyncio.run(asyncio.wait_for(app(SCOPE, receive, send), 20))
     assert "POST /translate 499" in caplog.text
 
 
@@ -329,8 +335,7 @@ def test_a_translation_ends_when_its_client_is_gone() -> None:
         pass
 
     async def test() -> None:
-        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
-        await app(scope, receive, send)
+        await app(SCOPE, receive, send)
         assert await asyncio.to_thread(batcher.is_free, 10)
 
     asyncio.run(asyncio.wait_for(test(), 30))

@@ -72,9 +72,11 @@ def open_page(browser, pages) -> Iterator[Any]:
     assert all(url.startswith(("file:", "data:")) for url in requests)
 
 
-def is_covered(page: Any) -> bool:
-    """Returns whether the page is wider than the window."""
-    return bool(page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(21, 24, 29)"
+
+
+def background(page: Any) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
 
 @pytest.mark.parametrize("width", [400, 1400])
@@ -82,9 +84,8 @@ def is_covered(page: Any) -> bool:
 @pytest.mark.parametrize("name", ["translation", "greedy", "decoder", "encoder"])
 def test_pages_fit_the_window(open_page, name, width, scheme) -> None:
     page = open_page(name, width, scheme)
-    assert not is_covered(page)
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 29)"
-    assert dark == (scheme == "dark")
+    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert (background(page) == DARK) == (scheme == "dark")
     sections = page.locator("main > section")
     assert sections.count() == page.locator("nav a").count() >= 4
     for i in range(sections.count()):
@@ -98,52 +99,50 @@ def linked(page: Any, label: str) -> list[str]:
 
 def test_words_are_linked_by_pointer_and_keyboard(open_page) -> None:
     page = open_page("translation")
-    words = page.evaluate("data.words")
-    source, target = ([part for part in words[side] if len(part) > 1] for side in ("source", "target"))
+    words, press = page.evaluate("data.words"), page.keyboard.press
+    source, target = ([part[0] for part in words[side] if len(part) > 1] for side in ("source", "target"))
     i, _, attention = words["links"][0]
-    of_source = [target[link[1]][0] for link in words["links"] if link[0] == i]
     group = page.locator("[aria-label=Source]")
     group.locator(".word").nth(i).hover()
-    assert linked(page, "Source") == [source[i][0]]
-    assert linked(page, "Translation") == of_source
+    assert linked(page, "Source") == [source[i]]
+    assert linked(page, "Translation") == [target[link[1]] for link in words["links"] if link[0] == i]
     assert f"{100 * attention:.1f} %" in page.locator("#words .reading").inner_text()
     page.mouse.move(0, 0)
     assert linked(page, "Translation") == []
     # One stop of the Tab key, then arrow keys.
     group.locator(".word").first.focus()
-    assert linked(page, "Source") == [source[0][0]]
-    page.keyboard.press("ArrowRight")
-    assert linked(page, "Source") == [source[1][0]]
-    page.keyboard.press("End")
-    assert linked(page, "Source") == [source[-1][0]]
-    assert source[-1][0] in page.locator("#live").inner_text()
-    page.keyboard.press("Tab")
-    assert linked(page, "Translation")[0] == target[0][0]
+    assert linked(page, "Source") == [source[0]]
+    for key, word in (("ArrowRight", source[1]), ("End", source[-1])):
+        press(key)
+        assert linked(page, "Source") == [word]
+    assert source[-1] in page.locator("#live").inner_text()
+    press("Tab")
+    assert linked(page, "Translation")[0] == target[0]
     assert "probability" in page.locator("#live").inner_text()
     # A click holds the links.
-    page.keyboard.press("Enter")
+    press("Enter")
     page.locator("h1").hover()
-    page.keyboard.press("Tab")
-    assert linked(page, "Translation")[0] == target[0][0]
+    press("Tab")
+    assert linked(page, "Translation")[0] == target[0]
     assert page.locator('.word[aria-pressed="true"]').count() == 1
 
 
 def test_the_slider_shows_each_step(open_page) -> None:
     page = open_page("translation")
-    search = page.evaluate("data.search")
-    slider, table = page.get_by_label("Step of the search"), page.locator("#search table").first
-    assert page.locator("#search output").inner_text() == f"Step 1 of {len(search['steps'])}"
-    slider.focus()
+    search, table = page.evaluate("data.search"), page.locator("#search table").first
+    count = len(search["steps"])
+
+    def at(number: int) -> bool:
+        return bool(page.locator("#search output").inner_text() == f"Step {number} of {count}")
+
+    page.get_by_label("Step of the search").focus()
     for number, step in enumerate(search["steps"], start=1):
-        assert page.locator("#search output").inner_text() == f"Step {number} of {len(search['steps'])}"
         rows = table.locator("tbody tr")
-        assert rows.count() == len(step["candidates"])
-        assert rows.locator("td:nth-child(2)").all_text_contents() == [
-            search["tokens"][str(each[1])] for each in step["candidates"]
-        ]
-        kinds = [rows.nth(i).get_attribute("class") for i in range(rows.count())]
-        assert kinds == [
-            "done" if each[6] else "kept" if each[5] is not None and number < len(search["steps"]) else "pruned"
+        assert at(number) and rows.count() == len(step["candidates"])
+        names = [search["tokens"][str(each[1])] for each in step["candidates"]]
+        assert rows.locator("td:nth-child(2)").all_text_contents() == names
+        assert [rows.nth(i).get_attribute("class") for i in range(rows.count())] == [
+            "done" if each[6] else "kept" if each[5] is not None and number < count else "pruned"
             for each in step["candidates"]
         ]
         page.keyboard.press("ArrowRight")
@@ -151,82 +150,66 @@ def test_the_slider_shows_each_step(open_page) -> None:
     now = "[...document.querySelectorAll('#search .now')].map(each => each.getBoundingClientRect())[0]"
     assert page.evaluate(f"{now}.right <= innerWidth && {now}.left >= 0")
     page.keyboard.press("Home")
-    assert page.locator("#search output").inner_text().startswith("Step 1 of")
+    assert at(1)
     page.get_by_role("button", name="Next step").click()
-    assert page.locator("#search output").inner_text().startswith("Step 2 of")
+    assert at(2)
     page.locator("#search svg .node").last.click()
-    assert page.locator("#search output").inner_text() == f"Step {len(search['steps'])} of {len(search['steps'])}"
+    assert at(count)
     # With minus signs in place of hyphens.
     assert re.sub(r"-(?=\d)", "−", search["stop"]) in page.locator("#search").inner_text()
 
 
 def test_attention_is_read_by_keyboard(open_page) -> None:
     page = open_page("translation")
-    attention = page.evaluate("data.attention")
+    attention, buttons = page.evaluate("data.attention"), page.locator("#attention .grid button")
     layers, heads = attention["cross"]["shape"][:2]
-    assert page.locator("#attention .grid button").count() == layers * heads
-    assert (
-        page.locator('#attention [aria-checked="true"]')
-        .get_attribute("aria-label")
-        .startswith(f"Layer {layers}, head 1;")
-    )
+    assert buttons.count() == layers * heads
+    chosen = page.locator('#attention [aria-checked="true"]').get_attribute("aria-label")
+    assert chosen.startswith(f"Layer {layers}, head 1;")
     page.locator("#attention input[value=encoder]").check()
-    layers, heads = attention["encoder"]["shape"][:2]
-    page.locator("#attention .grid button").first.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
+    buttons.first.focus()
+    for key in ("ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
     assert page.locator("#attention h3").inner_text().startswith("Encoder, layer 2, head 2:")
-    canvas = page.locator("#attention canvas.large")
-    canvas.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
+    page.locator("#attention canvas.large").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
     names = attention["encoder"]["rows"]
     text = page.locator("#attention .reading").inner_text()
     assert text.startswith(f"{names[1]} attends to {names[2]}: ")
     assert "attends to" in page.locator("#live").inner_text()
 
 
-def test_the_picture_of_a_head_has_its_weights(open_page) -> None:
-    page = open_page("translation")
-    # The pixels of the small picture, between the colours for 0 and 1.
-    wrong = page.evaluate(
-        """() => {
-            const { shape: [, heads, rows, columns], weights } = data.attention.cross;
-            const raw = bytes(weights), [low, high] = [colour("surface"), colour("accent")];
-            let wrong = 0;
-            document.querySelectorAll("#attention .grid canvas").forEach((small, head) => {
-                const image = small.getContext("2d").getImageData(0, 0, columns, rows).data;
-                for (let i = 0; i < rows * columns; i += 1) {
-                    const place = 2 * (head * rows * columns + i);
-                    const share = (raw[place] + 256 * raw[place + 1]) / 65535;
-                    const expected = between(low, high, share);
-                    expected.forEach((value, part) => { wrong += Math.abs(value - image[4 * i + part]) > 1; });
-                }
-            });
-            return wrong;
-        }"""
-    )
-    assert wrong == 0
-
-
-def test_the_largest_weight_may_have_the_full_colour(open_page) -> None:
-    page = open_page("translation")
-    # Of each small picture, the pixel that is nearest to the full colour.
-    nearest = """() => [...document.querySelectorAll("#attention .grid canvas")].map((small) => {
-        const image = small.getContext("2d").getImageData(0, 0, small.width, small.height).data;
-        const full = colour("accent");
-        let least = 999;
-        for (let i = 0; i < image.length; i += 4) {
-            least = Math.min(least, full.reduce((sum, value, part) => sum + Math.abs(value - image[i + part]), 0));
+# Of each small picture of a head, between the colours for 0 and 1: the greatest difference of a pixel from its weight,
+# and the least difference of a pixel from the full colour.
+DIFFERENCES = """() => {
+    const { shape: [, heads, rows, columns], weights } = data.attention.cross;
+    const raw = bytes(weights), [low, high] = [colour("surface"), colour("accent")];
+    const far = (one, image, i) => one.map((value, part) => Math.abs(value - image[4 * i + part]));
+    const found = [];
+    document.querySelectorAll("#attention .grid canvas").forEach((small, head) => {
+        const image = small.getContext("2d").getImageData(0, 0, columns, rows).data;
+        let most = 0, least = 999;
+        for (let i = 0; i < rows * columns; i += 1) {
+            const place = 2 * (head * rows * columns + i);
+            const share = (raw[place] + 256 * raw[place + 1]) / 65535;
+            most = Math.max(most, ...far(between(low, high, share), image, i));
+            least = Math.min(least, far(high, image, i).reduce((sum, value) => sum + value));
         }
-        return least;
-    })"""
-    assert max(page.evaluate(nearest)) > 3
-    page.get_by_label("Full colour for the largest weight").check()
-    assert max(page.evaluate(nearest)) <= 3
-    page.get_by_label("Full colour for the largest weight").uncheck()
-    assert max(page.evaluate(nearest)) > 3
+        found.push([most, least]);
+    });
+    return found;
+}"""
+
+
+def test_the_picture_of_a_head_has_its_weights_and_may_have_the_full_colour(open_page) -> None:
+    page = open_page("translation")
+    switch = page.get_by_label("Full colour for the largest weight")
+    for switch_it in (lambda: None, switch.check, switch.uncheck):
+        switch_it()
+        most, least = zip(*page.evaluate(DIFFERENCES), strict=True)
+        assert (max(least) <= 3) == switch.is_checked()
+        assert switch.is_checked() or max(most) <= 1
 
 
 def test_embeddings_name_their_neighbours(open_page) -> None:
@@ -241,15 +224,13 @@ def test_embeddings_name_their_neighbours(open_page) -> None:
 
 def test_colours_change_by_a_button_and_paper_is_white(open_page) -> None:
     page = open_page("translation", scheme="dark")
-    background = "getComputedStyle(document.body).backgroundColor"
     page.get_by_role("button", name="Light colours").click()
-    assert page.evaluate(background) == "rgb(255, 255, 255)"
+    assert background(page) == LIGHT
     page.get_by_role("button", name="Dark colours").click()
-    assert page.evaluate(background) == "rgb(21, 24, 29)"
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate(background) == "rgb(255, 255, 255)"
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate(background) == "rgb(21, 24, 29)"
+    assert background(page) == DARK
+    for event, colour in (("beforeprint", LIGHT), ("afterprint", DARK)):
+        page.evaluate(f"dispatchEvent(new Event('{event}'))")
+        assert background(page) == colour
     assert page.pdf(format="A4", print_background=True).startswith(b"%PDF")
 
 
