@@ -42,43 +42,19 @@ PATIENCE = 20.0
 
 GOOD = {"q": SENTENCES[0], "source": "en", "target": "de", "format": "text", "alternatives": 0}
 ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    1e308,
-    float("nan"),
-    "",
-    " ",
-    "\0",
-    "\ud800",
-    "<2de> ",
-    "de\r\nX: y",
-    "🙂" * 50,
-]
-ODD += [
-    "one " * 3000,
-    "x" * 4999,
-    "</s> <pad> <unk>",
-    "<b>one <i>two</b></i>",
-    "&amp;&#0;&#x110000;",
-    "one\n\n\ntwo. ",
-]
-ODD += [
-    [],
-    [""],
-    ["one", None],
-    ["one"] * 101,
-    [["one"]],
-    {},
-    {"q": "one"},
-    ["<p>one"] * 3,
-    "AUTO",
-    "auto",
-    "html",
-    "en-US",
-]
+    None, True, -1, 0, 10**30, 1e308, float("nan"), "", " ", "\0", "\ud800", "<2de> ", "de\r\nX: y", "🙂" * 50,
+    "one " * 3000, "x" * 4999, "</s> <pad> <unk>", "<b>one <i>two</b></i>", "&amp;&#0;&#x110000;", "one\n\n\ntwo. ",
+    [], [""], ["one", None], ["one"] * 101, [["one"]], {}, {"q": "one"}, ["<p>one"] * 3,
+    "AUTO", "auto", "html", "en-US",
+]  # fmt: skip
+FIELDS = [
+    b"q=one", b"source=en", b"target=de", b"q=%ff", b"q=%", b"=", b"alternatives=9", b"format=html", b"\xff=1",
+    b"q=" + b"%F0%9F%99%82" * 30, b"api_key=", b"&" * 40, b"alternatives=1e9",
+]  # fmt: skip
+PATHS = ["/", "//", "/translate/", "/../etc/passwd", "/%00", "/%ff", "/?" + "a=b&" * 100, "/metrics", "/spec"]
+METHODS = ["GET", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "POST"]
+INSERTED = [b"\r\n", b"\0", b"\xff", b": ", b"X" * 70_000, b"Transfer-Encoding: chunked\r\n"]
+MEDIA = ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", "\xff"]
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +121,14 @@ def read_answer(connection: socket.socket) -> tuple[int, Any]:
     return answer.status, json.loads(content) if is_json else content.decode()
 
 
-def post(port: int, body: bytes) -> tuple[int, Any]:
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        connection.sendall(request_of(body))
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def post(port: int, body: bytes, *more: str) -> tuple[int, Any]:
+    """Sends a request, made by [`request_of`], and returns status and content of the answer."""
+    with connect(port) as connection:
+        connection.sendall(request_of(body, *more))
         return read_answer(connection)
 
 
@@ -173,9 +154,7 @@ def odd_values(port: int, campaign: Campaign) -> tuple[str, str | None]:
         body.pop(draw.choice(list(body)))
     path = draw.choice(["/translate", "/translate", "/translate", "/detect"])
     sent = json.dumps(body)
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        connection.sendall(request_of(sent.encode("utf-8", "surrogatepass"), path=path))
-        status, answer = read_answer(connection)
+    status, answer = post(port, sent.encode("utf-8", "surrogatepass"), "application/json", path)
     wrong = wrong_answer(status, answer, strict=True)
     if wrong is None and status == 200 and path == "/translate":
         found, asked = answer["translatedText"], body["q"]
@@ -186,28 +165,12 @@ def odd_values(port: int, campaign: Campaign) -> tuple[str, str | None]:
 
 def odd_form(port: int, campaign: Campaign) -> tuple[str, str | None]:
     draw = campaign.random
-    pieces = [
-        b"q=one",
-        b"source=en",
-        b"target=de",
-        b"q=%ff",
-        b"q=%",
-        b"=",
-        b"alternatives=9",
-        b"format=html",
-        b"\xff=1",
-    ]
-    pieces += [b"q=" + b"%F0%9F%99%82" * 30, b"api_key=", b"&" * 40, b"alternatives=1e9"]
-    body = b"&".join(draw.sample(pieces, draw.randrange(1, 7)))
-    media = draw.choice(["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", "\xff"])
+    body, media = b"&".join(draw.sample(FIELDS, draw.randrange(1, 7))), draw.choice(MEDIA)
     if "multipart" in media:
-        parts = [
-            b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (b"q", each) for each in pieces[:3]
-        ]
-        body = b"".join(draw.sample(parts, 2)) + draw.choice([b"--x--\r\n", b"--x", b""])
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        connection.sendall(request_of(body, media))
-        return f"{media} {body[:500]!r}", wrong_answer(*read_answer(connection), strict=True)
+        head = b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n'
+        parts = [head % each for each in draw.sample(FIELDS[:3], 2)]
+        body = b"".join([*parts, draw.choice([b"--x--\r\n", b"--x", b""])])
+    return f"{media} {body[:500]!r}", wrong_answer(*post(port, body, media), strict=True)
 
 
 def damaged_bytes(port: int, campaign: Campaign) -> tuple[str, str | None]:
@@ -220,16 +183,12 @@ def damaged_bytes(port: int, campaign: Campaign) -> tuple[str, str | None]:
             sent[place] ^= 1 << draw.randrange(8)
         elif way == "cut":
             del sent[place : place + draw.randrange(1, 9)]
-        elif way == "insert":
-            sent[place:place] = draw.choice(
-                [b"\r\n", b"\0", b"\xff", b": ", b"X" * 70_000, b"Transfer-Encoding: chunked\r\n"]
-            )
         else:
-            sent[place:place] = sent[place : place + 40]
+            sent[place:place] = draw.choice(INSERTED) if way == "insert" else sent[place : place + 40]
         if not sent:
             break
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        wrong = None
+    wrong = None
+    with connect(port) as connection:
         # It may close the connection in the middle of them, or see their end.
         with suppress(ConnectionError):
             connection.sendall(sent)
@@ -243,7 +202,7 @@ def cut_off(port: int, campaign: Campaign) -> tuple[str, str | None]:
     draw = campaign.random
     sent = request_of(json.dumps(GOOD | {"q": SENTENCES * 5}).encode())
     end = draw.randrange(len(sent) + 1)
-    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    connection = connect(port)
     connection.sendall(sent[:end])
     if reset := draw.random() < 0.5:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -253,31 +212,23 @@ def cut_off(port: int, campaign: Campaign) -> tuple[str, str | None]:
 
 
 def slow_and_twice(port: int, campaign: Campaign) -> tuple[str, str | None]:
-    draw = campaign.random
     request = request_of(json.dumps(GOOD).encode())
     sent = request + request.replace(b"Host: x", b"Host: x\r\nConnection: close")
-    places = sorted(draw.sample(range(len(sent)), 5))
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+    places = sorted(campaign.random.sample(range(len(sent)), 5))
+    with connect(port) as connection:
         for start, end in zip([0, *places], [*places, len(sent)], strict=True):
             connection.sendall(sent[start:end])
             time.sleep(0.02)
         with connection.makefile("rb") as stream:
             found = stream.read()
-    right = (
-        found.count(b"HTTP/1.1 200 OK") == 2 and found.endswith(b"}") and found.count(found.split(b"\r\n")[-1]) == 2
-    )
+    answer = found.split(b"\r\n")[-1]
+    right = found.count(b"HTTP/1.1 200 OK") == 2 and answer.endswith(b"}") and found.count(answer) == 2
     return f"two requests in pieces, cut at {places}", None if right else repr(found)
 
 
 def other_paths(port: int, campaign: Campaign) -> tuple[str, str | None]:
-    draw = campaign.random
-    path = draw.choice(
-        ["/", "//", "/translate/", "/../etc/passwd", "/%00", "/%ff", "/?" + "a=b&" * 100, "/metrics", "/spec"]
-    )
-    method = draw.choice(["GET", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "POST"])
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
-        connection.sendall(request_of(b"", method=method, path=path))
-        return f"{method} {path}", wrong_answer(*read_answer(connection), strict=True)
+    path, method = campaign.random.choice(PATHS), campaign.random.choice(METHODS)
+    return f"{method} {path}", wrong_answer(*post(port, b"", "application/json", path, method), strict=True)
 
 
 REQUESTS = [odd_values, odd_form, damaged_bytes, cut_off, slow_and_twice, other_paths]
@@ -319,19 +270,8 @@ DEADLINE = 5.0
 CHARACTERS = 5000
 SCRIPTS = ["x", "one ", "ส", "漢", "😀", "👩‍👩‍👧", "e\u0301\u0302", "7", "-", "\u200b", "!?", "ß. ", "\u202e", "\x00"]
 MARKS = [
-    "<b>",
-    "</b>",
-    "<p>",
-    "<br/>",
-    "<!--",
-    "&amp;",
-    "&#x1F600;",
-    "<2de>",
-    "{x}",
-    "%s",
-    "https://a.b/c?d=e",
-    "`one`",
-]
+    "<b>", "</b>", "<p>", "<br/>", "<!--", "&amp;", "&#x1F600;", "<2de>", "{x}", "%s", "https://a.b/c?d=e", "`one`",
+]  # fmt: skip
 
 
 def memory(process: int, name: str) -> int:
