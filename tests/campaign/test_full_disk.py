@@ -32,34 +32,37 @@ def finished(tmp_path) -> tuple[list[str], Path, list[str]]:
     return arguments, whole, (tmp_path / "log").read_text().splitlines()
 
 
-def sizes(folder: Path, campaign: Campaign, count: int) -> list[int]:
-    """Draws file size limits that some files of a folder exceed."""
+Disk = tuple[str, int]
+
+
+def disks(writes: list[str], folder: Path, campaign: Campaign, count: int) -> list[Disk]:
+    """Returns disks that are full at a write, and others on which some files of a folder are too large."""
     found = sorted({path.stat().st_size for path in folder.rglob("*") if path.is_file()})
-    return [campaign.random.randrange(1, campaign.random.choice(found)) for _ in range(count)]
+    limits = [campaign.random.randrange(1, campaign.random.choice(found)) for _ in range(count)]
+    return [("the write", at) for at in range(1, len(writes) + 1)] + [("files of bytes", most) for most in limits]
+
+
+def run_on(disk: Disk, outputs: Path, command: list[str], place: Path, writes: list[str]) -> tuple[End, str]:
+    """Runs a command on a disk; returns the outcome and the name of the attack."""
+    what, at = disk
+    if what == "the write":
+        return run(outputs, verb, command, Fault("full", place, at)), f"full at write {at}, {writes[at - 1]}"
+    return run(outputs, verb_with_small_files, command, at), f"no file with more than {at} bytes"
 
 
 def test_a_training_goes_on_when_there_is_room_again(campaign, tmp_path, finished) -> None:
     arguments, whole, writes = finished
     right = result(whole) | traces(whole)
-    attacks = [("the write", at) for at in range(1, len(writes) + 1)]
-    attacks += [("files of bytes", most) for most in sizes(whole, campaign, len(writes))]
-    for number, (what, at) in enumerate(campaign.drawn(attacks, 3, 90, by=lambda attack: attack[0])):
+    attacks = disks(writes, whole, campaign, len(writes))
+    for number, disk in enumerate(campaign.drawn(attacks, 3, 90, by=lambda attack: attack[0])):
         folder = tmp_path / f"run-{number}"
-        if what == "the write":
-            attack = f"full at write {at}, {writes[at - 1]}"
-            end = train(arguments, folder, Fault("full", folder, at))
-        else:
-            attack = f"no file with more than {at} bytes"
-            command = [*arguments, "--run_dir", str(folder)]
-            end = run(tmp_path / f"out-{number}", verb_with_small_files, command, at)
-        if campaign.note(attack, refusal(end, tmp_path)):
-            continue
-        if folder.exists() and campaign.note(attack, half_written(folder)):
+        command = [*arguments, "--run_dir", str(folder)]
+        end, attack = run_on(disk, tmp_path / f"out-{number}", command, folder, writes)
+        if campaign.note(attack, refusal(end, tmp_path) or (half_written(folder) if folder.exists() else None)):
             continue
         again = train(arguments, folder)
-        campaign.note(
-            f"{attack}; then with room", broken_by(again, ()) or difference(right, result(folder) | traces(folder))
-        )
+        how = broken_by(again, ()) or difference(right, result(folder) | traces(folder))
+        campaign.note(f"{attack}; then with room", how)
 
 
 @pytest.mark.parametrize("name", ["average", "convert to marian", "convert to vaswani"])
@@ -78,24 +81,17 @@ def test_a_model_is_written_whole_or_not_at_all(campaign, tmp_path, finished, na
     end = run(tmp_path / "o", verb, [*command, str(folder)], Fault("full", place, log=tmp_path / "log"))
     assert end.code == 0, end.err
     writes, right = (tmp_path / "log").read_text().splitlines(), {path.name: sha(path) for path in folder.iterdir()}
-    attacks = [("the write", at) for at in range(1, len(writes) + 1)]
-    attacks += [("files of bytes", most) for most in sizes(folder, campaign, 20)]
-    for number, (what, at) in enumerate(campaign.drawn(attacks, 1, 20, by=lambda attack: attack[0])):
+    attacks = disks(writes, folder, campaign, 20)
+    for number, disk in enumerate(campaign.drawn(attacks, 1, 20, by=lambda attack: attack[0])):
         place = tmp_path / f"place-{number}"
         place.mkdir()
-        line = [*command, str(place / "model")]
-        if what == "the write":
-            attack = f"{name}: full at write {at}, {writes[at - 1]}"
-            end = run(tmp_path / "o", verb, line, Fault("full", place, at))
-        else:
-            attack = f"{name}: no file with more than {at} bytes"
-            end = run(tmp_path / "o", verb_with_small_files, line, at)
-        if campaign.note(attack, refusal(end, tmp_path)):
-            continue
-        if end.code == 0:
-            campaign.note(attack, difference(right, {path.name: sha(path) for path in (place / "model").iterdir()}))
-        elif campaign.note(attack, half_written(place) or ("left something" if any(place.iterdir()) else None)):
-            continue
+        end, attack = run_on(disk, tmp_path / "o", [*command, str(place / "model")], place, writes)
+        how = refusal(end, tmp_path)
+        if how is None and end.code == 0:
+            how = difference(right, {path.name: sha(path) for path in (place / "model").iterdir()})
+        elif how is None:
+            how = half_written(place) or ("left something" if any(place.iterdir()) else None)
+        campaign.note(f"{name}: {attack}", how)
 
 
 def test_translations_are_kept_line_by_line(campaign, tmp_path, finished) -> None:

@@ -27,12 +27,8 @@ NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 10**20, 
 SCALARS = st.one_of(
     NUMBERS.map(lambda number: str(number).replace("inf", ".inf").replace("nan", ".nan")),
     st.sampled_from(["", "~", "null", "yes", "no", "true", "on", "''", "2020-01-01", "0x1F", "1_000", "1e3", ".inf"]),
-    st.sampled_from(
-        ["!!int ''", "!!bool maybe", "!!timestamp x", "!!float z", "!!binary '*'", "!!python/name:os.system"]
-    ),
-    st.sampled_from(
-        ["!!set {a}", "!!omap [a: 1]", "!unknown 1", "*nobody", "&a [*a]", "&a {b: *a}", "<<: 1", "? a", "- 1"]
-    ),
+    st.sampled_from("!!int ''|!!bool maybe|!!timestamp x|!!float z|!!binary '*'|!!python/name:os.system".split("|")),
+    st.sampled_from("!!set {a}|!!omap [a: 1]|!unknown 1|*nobody|&a [*a]|&a {b: *a}|<<: 1|? a|- 1".split("|")),
     st.text(max_size=20).map(json.dumps),
     st.text(max_size=8),
     st.integers(1, 3000).map(lambda depth: "[" * depth + "]" * depth),
@@ -219,32 +215,27 @@ def test_aligned_files_of_any_bytes_are_read_or_refused(campaign, tmp_path) -> N
     attack(campaign, 15, 15, check, st.tuples(part.map(b"".join), part.map(b"".join)))
 
 
-def tsv(pairs: list[tuple[str, str]], end: str) -> str:
-    return "".join("\t".join(field.replace("\t", " ") for field in row) + end for row in [("en", "de"), *pairs])
-
-
 def quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def csv(pairs: list[tuple[str, str]], end: str) -> str:
-    return "".join(",".join(map(quoted, row)) + end for row in [("en", "de"), *pairs])
+# The rows of a table with a name for each column, in every kind of file.
+WRITERS: dict[str, Callable[[list[tuple[str, str]]], list[str]]] = {
+    "tsv": lambda pairs: ["\t".join(field.replace("\t", " ") for field in row) for row in [("en", "de"), *pairs]],
+    "csv": lambda pairs: [",".join(map(quoted, row)) for row in [("en", "de"), *pairs]],
+    "jsonl": lambda pairs: [
+        json.dumps({"en": one, "de": two}, ensure_ascii=i % 2 == 0) for i, (one, two) in enumerate(pairs)
+    ],
+}
 
 
-def jsonl(pairs: list[tuple[str, str]], end: str) -> str:
-    return "".join(
-        json.dumps(dict(zip(("en", "de"), pair, strict=True)), ensure_ascii=i % 2 == 0) + end
-        for i, pair in enumerate(pairs)
-    )
-
-
-@pytest.mark.parametrize("writer", [tsv, csv, jsonl])
-def test_tables_are_read_as_they_stand(campaign, tmp_path, writer) -> None:
+@pytest.mark.parametrize("kind", WRITERS)
+def test_tables_are_read_as_they_stand(campaign, tmp_path, kind) -> None:
     def check(example: Any) -> None:
         pairs, (end, mark, _, suffix) = example
-        text = writer(pairs, end)
-        path = saved(tmp_path / f"text.{writer.__name__}{suffix}", (b"\xef\xbb\xbf" * mark) + text.encode())
-        expected = [tuple(side.replace("\t", " ") for side in pair) for pair in pairs] if writer is tsv else pairs
+        text = "".join(row + end for row in WRITERS[kind](pairs))
+        path = saved(tmp_path / f"text.{kind}{suffix}", (b"\xef\xbb\xbf" * mark) + text.encode())
+        expected = [tuple(side.replace("\t", " ") for side in pair) for pair in pairs] if kind == "tsv" else pairs
         assert read(train_files=str(path)) == without_marks(expected)
 
     attack(campaign, 12, 12, check, st.tuples(PAIRS, FORMS))

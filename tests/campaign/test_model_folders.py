@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.children import run
+from tests.children import End, run
 
 from .judge import broken_by
 from .runs import recipe, train
@@ -53,27 +53,26 @@ def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
+def translated(model: Path, folder: Path, name: str, content: bytes) -> End:
+    """Translates by a copy of a model that has another content in one of its files."""
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    shutil.copytree(model, folder / "model")
+    (folder / "model" / name).write_bytes(content)
+    return run(
+        folder / "out", verb, ["translate", "--model", str(folder / "model"), str(model.parent.parent / "text")]
+    )
+
+
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_other_values_are_translated_with_or_refused(campaign, tmp_path, model, name) -> None:
     content = json.loads((model / name).read_text("utf-8"))
     attacks = [(place, value) for place in places(content) for value in [*VALUES, ...] if place or value is not ...]
     if name == "config.json":
-        keys = [
-            "num_hidden_layers",
-            "attention_bias",
-            "torch_dtype",
-            "quantization_config",
-            "auto_map",
-            "_name_or_path",
-        ]
+        keys = "num_hidden_layers attention_bias torch_dtype quantization_config auto_map _name_or_path".split()
         attacks += [((key,), value) for key in keys for value in VALUES]
-    command = ["translate", "--model", str(tmp_path / "model"), str(model.parent.parent / "text")]
     for place, value in campaign.drawn(attacks, 3, 20, by=lambda attack: attack[0]):
-        shutil.rmtree(tmp_path / "model", ignore_errors=True)
-        shutil.copytree(model, tmp_path / "model")
-        (tmp_path / "model" / name).write_text(json.dumps(changed(content, place, value)), encoding="utf-8")
         attack = f"{name}, {'.'.join(map(str, place)) or 'all of it'} = {str(value)[:40]!r} ({type(value).__name__})"
-        end = run(tmp_path / "out", verb, command)
+        end = translated(model, tmp_path, name, json.dumps(changed(content, place, value)).encode())
         how = broken_by(end)
         if how is None and end.code == 0 and end.out.count("\n") != 3:
             how = f"{end.out.count(chr(10))} lines of three"
@@ -109,13 +108,8 @@ def with_other_tensors(content: bytes, what: str, number: int) -> bytes:
 
 def test_other_tensors_are_refused(campaign, tmp_path, model) -> None:
     weights = (model / "model.safetensors").read_bytes()
-    command = ["translate", "--model", str(tmp_path / "model"), str(model.parent.parent / "text")]
     attacks = [(what, number) for what in HEADERS for number in range(20)]
     for what, number in campaign.drawn(attacks, 8, 15, by=lambda attack: attack[0]):
-        shutil.rmtree(tmp_path / "model", ignore_errors=True)
-        shutil.copytree(model, tmp_path / "model")
-        (tmp_path / "model" / "model.safetensors").write_bytes(with_other_tensors(weights, what, number))
-        end = run(tmp_path / "out", verb, command)
-        campaign.note(
-            f"model.safetensors, {what} {number}", broken_by(end) or (None if end.code else "translated, and no word")
-        )
+        end = translated(model, tmp_path, "model.safetensors", with_other_tensors(weights, what, number))
+        how = broken_by(end) or (None if end.code else "translated, and no word")
+        campaign.note(f"model.safetensors, {what} {number}", how)
