@@ -8,6 +8,7 @@ from dataclasses import Field, is_dataclass
 from typing import Any, get_args
 
 from .metrics import measure_of
+from .model.sentences_vaswani import LANGUAGE_TAG
 from .recipe import (
     LABEL_TASKS,
     MATRIX_OPTIMIZERS,
@@ -22,8 +23,7 @@ from .recipe import (
     shown,
 )
 
-# Prefixes of this form are language tags, and these are the special tokens of every vocabulary that is trained here.
-LANGUAGE_TAG = re.compile(r"<2[^<>\s]+>")
+# The special tokens of every vocabulary that is trained here.
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}

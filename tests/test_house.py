@@ -26,7 +26,7 @@ WINGS |= {"visualization", "serving", "scale", "cli"}
 ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "recipe": {"extras"},
-    "recipe_checks": {"recipe", "metrics"},
+    "recipe_checks": {"recipe", "metrics", "model"},
     "recipe_file": {"extras", "recipe", "recipe_checks"},
     "files": set(),
     "interruption": set(),

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..model.sentences_vaswani import CLOSING, MARKS, WHITE_SPACE, WIDE_CLOSING, WIDE_MARKS
+from ..model.sentences_vaswani import CLOSING, LANGUAGE_TAG, MARKS, WHITE_SPACE, WIDE_CLOSING, WIDE_MARKS
 
 # The kinds of alterations, in the order in which they are drawn for a pair.
 ALTERATIONS = ("upper", "title", "typos", "no_final_mark")
@@ -72,7 +72,8 @@ AFTER_MARKS = CLOSING + WIDE_CLOSING + WHITE_SPACE + "\u3000"
 # Never altered: a language tag in front; entities, which some corpora have for quotation marks and apostrophes; and
 # everything that a program reads: tags, placeholders of C, Python and the shell, addresses, and code in backticks.
 KEPT = (
-    r"^<2[^<>\s]+>|&#?\w+;|</?[A-Za-z][^<>]*>|%\(\w+\)[a-z]|%(?:\d+\$)?[sdifr]\b|\$?\{[^{}\s]*\}"
+    rf"^{LANGUAGE_TAG.pattern}"
+    r"|&#?\w+;|</?[A-Za-z][^<>]*>|%\(\w+\)[a-z]|%(?:\d+\$)?[sdifr]\b|\$?\{[^{}\s]*\}"
     r"|(?:https?://|www\.)\S+|(?::[A-Za-z][\w:+-]{0,50}:)?`{1,3}[^`]+`{1,3}"
 )
 # A word begins with a letter or digit. The rest of a contraction, as in "it 's", is no word of its own.

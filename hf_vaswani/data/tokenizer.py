@@ -26,6 +26,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..files import split_revision
+from ..model.sentences_vaswani import language_tag
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -127,11 +128,6 @@ def _wrapped(tokenizer: Tokenizer, tags: Sequence[str]) -> PreTrainedTokenizerFa
     )
     add_tags(wrapped, tags)
     return wrapped
-
-
-def language_tag(language: str) -> str:
-    """Returns the tag of a target language, which goes in front of a source sentence: `"de"` -> `"<2de>"`."""
-    return f"<2{language}>"
 
 
 def is_tag(prefix: str) -> bool:

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import HfApi
 
 from ..files import read_json
+from ..model.sentences_vaswani import LANGUAGE_TAG
 from ..recipe import HubRecipe
 from ..records import public_text
 from ..run_folder import RESULT, read_result
@@ -85,7 +86,7 @@ def space_files(run_dir: Path, repo_id: str, revision: str) -> dict[str, bytes]:
         repo_id (`str`), revision (`str`): where the model is published, and the commit.
     """
     samples = (read_result(run_dir).samples or []) if (run_dir / RESULT).is_file() else []
-    examples = [public_text(re.sub(r"^<2[^<>\s]+> ?", "", str(sample["source"]))) for sample in samples]
+    examples = [public_text(re.sub(f"^{LANGUAGE_TAG.pattern} ?", "", str(sample["source"]))) for sample in samples]
     header = {
         "title": repo_id.split("/")[-1],
         "sdk": "gradio",

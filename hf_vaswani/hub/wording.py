@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_json
+from ..model.sentences_vaswani import language_tag
 from ..recipe import LABEL_TASKS, PAIR_TASKS, Files, Recipe, SourceRecipe
 from ..records import Environment, Text, public
 
@@ -121,7 +122,7 @@ def example_of(recipe: Recipe, folder: Path) -> str:
     elif recipe.task == "masked_lm" or (recipe.task == "denoise" and objective.noise != ["permutation"]):
         text = f"{begin} {_mask_token(folder)}."
     if recipe.task not in PAIR_TASKS and recipe.data.target_tag:
-        text = f"<2{language}> {text}"
+        text = f"{language_tag(language)} {text}"
     if recipe.data.prefix is not None:
         text = f"{recipe.data.prefix} {text}"
     quoted = json.dumps(text, ensure_ascii=False)

@@ -122,6 +122,10 @@ def kept(text: str) -> str | None:
 
 # ---- Language tags -----------------------------------------------------------------------------------------------
 
+LANGUAGE_TAG = re.compile(r"<2[^<>\s]+>")
+# The tag of a target language: "de" -> "<2de>".
+language_tag = "<2{}>".format
+
 
 class LanguageTags:
     """
@@ -145,12 +149,10 @@ class LanguageTags:
     @property
     def by_language(self) -> dict[str, str]:
         """The tags, as `{"de": "<2de>"}`."""
-        if not hasattr(self.tokenizer, "get_added_vocab"):
-            return {}
         with LOCK:
-            if self._size != len(self.tokenizer):
-                added = self.tokenizer.get_added_vocab()
-                self._tags = {match[1]: tag for tag in added if (match := re.fullmatch(r"<2(.+)>", tag))}
+            if hasattr(self.tokenizer, "get_added_vocab") and self._size != len(self.tokenizer):
+                added = filter(LANGUAGE_TAG.fullmatch, self.tokenizer.get_added_vocab())
+                self._tags = {tag[2:-1]: tag for tag in added}
                 self._size = len(self.tokenizer)
             return self._tags
 
@@ -169,10 +171,8 @@ class LanguageTags:
 
     def split(self, text: str) -> tuple[str, str]:
         """Splits a text into the tag at its beginning and a space, or nothing, and the rest."""
-        bare = text.lstrip()
-        for tag in self.by_language.values() if bare.startswith("<2") else ():
-            if bare.startswith(tag):
-                return f"{tag} ", bare.removeprefix(tag).lstrip()
+        if (match := LANGUAGE_TAG.match(text.lstrip())) and match[0] in self.by_language.values():
+            return f"{match[0]} ", match.string[match.end() :].lstrip()
         return "", text
 
     def front(self, tag: str, language: str | None) -> str:

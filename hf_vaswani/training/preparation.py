@@ -26,9 +26,10 @@ from ..data.reading import Source
 from ..data.running_text import RunningTextData
 from ..data.tables import Columns
 from ..data.task_data import EvaluationSet, TaskData, VocabularySettings, named_sets
-from ..data.tokenizer import language_tag, load_tokenizer
+from ..data.tokenizer import load_tokenizer
 from ..extras import extra
 from ..files import atomic_folder, atomic_write_text
+from ..model.sentences_vaswani import language_tag
 from ..model_names import commit_of
 from ..processes import local_main_process_first, on_main_process
 from ..recipe import PAIR_TASKS, TEXT_TASKS, Recipe, SourceRecipe

@@ -21,10 +21,10 @@ from ..adapters import ADAPTER_WEIGHTS
 from ..averaging import load_stored
 from ..data.reading import Source
 from ..data.task_data import TaskData, prefix_tags
-from ..data.tokenizer import backend, byte_letters, has_tag, is_tag, language_tag
+from ..data.tokenizer import backend, byte_letters, has_tag, is_tag
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..model.sentences_vaswani import LanguageTags
+from ..model.sentences_vaswani import LANGUAGE_TAG, LanguageTags, language_tag
 from ..recipe import MEASURED_TASKS, AdapterRecipe, Recipe
 
 ROLES = ("pad", "bos", "eos", "unk")
@@ -36,7 +36,6 @@ MATRICES = (
     "lm_head.weight",
     "lm_head.bias",
 )
-LANGUAGE_TAG = re.compile(r"<2\S+>")
 # Settings of a generation config that have ids.
 ID_SETTINGS = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
