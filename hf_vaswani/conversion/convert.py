@@ -53,8 +53,6 @@ def recognize(source: Path) -> str:
     Raises:
         ValueError: The format is unknown (the message lists what was looked for), or `config.json` is damaged.
     """
-    if not source.exists():
-        raise ValueError(f"{source} does not exist.")
     if model_type(source) == "vaswani" and any(source.glob("*.safetensors")):
         return "vaswani"
     for name, (module, _) in SOURCES.items():

@@ -9,11 +9,11 @@ the conversion as a whole, as long as the file system says that they are the sam
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from huggingface_hub.constants import HF_HOME
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json
+from ..files import atomic_folder, atomic_write_text, digest, read_json
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SearchCall
 from ..model.sentences_vaswani import evaluation_mode
@@ -112,16 +112,25 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         ValueError: the engine cannot translate with this model, its settings or the compute type.
         ImportError: its library is not installed.
     """
+
+    def prepare() -> Any:
+        check_search(options, models, models[0].generation_config)
+        return _prepared(options, Loaded(models[0], tokenizer, folder))
+
+    found = _or_torch(options, prepare)
+    return None if found is None else lambda sentences: found.candidates(sentences, options.n_best)
+
+
+def _or_torch(options: EngineOptions, prepare: Callable[[], Any]) -> Any:
+    """Returns what `prepare` returns; `None` where torch translates, which may be the way out of an error."""
     options.check()
     if options.name == "torch":
         return None
     try:
-        check_search(options, models, models[0].generation_config)
-        found = _prepared(options, Loaded(models[0], tokenizer, folder))
+        return prepare()
     except (ImportError, ValueError, OSError) as error:
         fall_back_or_raise(options, error)
         return None
-    return lambda sentences: found.candidates(sentences, options.n_best)
 
 
 def fall_back_or_raise(options: EngineOptions, error: Exception) -> None:
@@ -147,35 +156,36 @@ def check_search(options: EngineOptions, models: Sequence[Any], settings: Genera
     """
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
+    check_models(options, models)
     advice, model = "Use engine=torch", models[0]
-    reasons = obstacles(options, models)
-    if not reasons:
-        found = unsupported_settings(settings, NAME)
-        if settings.eos_token_id in (None, []):
-            found["eos_token_id"] = None
-        start = start_token_id(settings, model.config)
-        # The converted model has its own.
-        if start != start_token_id(model.generation_config, model.config):
-            found["decoder_start_token_id"] = start
-        if not found and not options.approximate:
-            found = approximated_settings(settings)
-            advice += ", or its closest settings with approximate"
-        reasons = [f"{name}={value!r}" for name, value in found.items()]
-    if reasons:
-        raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(reasons)}", advice)
+    found = unsupported_settings(settings, NAME)
+    if settings.eos_token_id in (None, []):
+        found["eos_token_id"] = None
+    start = start_token_id(settings, model.config)
+    # The converted model has its own.
+    if start != start_token_id(model.generation_config, model.config):
+        found["decoder_start_token_id"] = start
+    if not found and not options.approximate:
+        found = approximated_settings(settings)
+        advice += ", or its closest settings with approximate"
+    if found:
+        reasons = "; ".join(f"{name}={value!r}" for name, value in found.items())
+        raise UnsupportedError(f"{NAME} cannot translate with {reasons}", advice)
 
 
-def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
-    """Returns what an engine lacks for models, whatever the settings, in words that follow "with"."""
+def check_models(options: EngineOptions, models: Sequence[Any]) -> None:
+    """Raises an [`UnsupportedError`] if an engine lacks something for models, whatever the settings."""
     model = models[0]
+    reason = None
     if len(models) > 1:
-        return [f"an ensemble of {len(models)} models"]
-    if type(model) is not VaswaniForConditionalGeneration:
-        return [f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"]
+        reason = f"an ensemble of {len(models)} models"
+    elif type(model) is not VaswaniForConditionalGeneration:
+        reason = f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"
     # An engine that is named computes on the processor instead; where the choice is open, torch has the device.
-    if options.name == "auto" and is_on_cpu(model.device):
-        return [f"the {model.device.type} of this machine"]
-    return []
+    elif options.name == "auto" and is_on_cpu(model.device):
+        reason = f"the {model.device.type} of this machine"
+    if reason is not None:
+        raise UnsupportedError(f"{NAME} cannot translate with {reason}")
 
 
 def is_on_cpu(device: torch.device) -> bool:
@@ -199,68 +209,56 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
     compute_type = options.compute_type or "float32"
     ctranslate2.check_compute_type(compute_type, device)
-    settings, config = loaded.model.generation_config, loaded.model.config
-
-    def write(to: Path) -> None:
-        model = float32_model(loaded)
-        ctranslate2.write(replace(loaded, model=model), to)
-        written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
-        with evaluation_mode(model):
-            _check_same(model, written)
-
-    place = cached_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
+    library = f"CTranslate2 {version('ctranslate2')}"
+    place = cached_conversion(loaded, "ctranslate2", library, lambda to: _write_compared(loaded, to))
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
         raise UnsupportedError(f"{NAME} cannot translate with the shortlist, because an entry has a space")
     threads = torch.get_num_threads() if device == "cpu" else 1
-
-    def translator(threads_per_batch: int) -> Any:
-        return ctranslate2.Ctranslate2Translator(
-            place,
-            loaded.tokenizer,
-            settings,
-            config,
-            compute_type,
-            threads // threads_per_batch,
-            device,
-            threads_per_batch,
-            options.shortlist,
-            index,
-        )
-
+    open_translator = partial(
+        ctranslate2.Ctranslate2Translator,
+        place,
+        loaded.tokenizer,
+        loaded.model.generation_config,
+        loaded.model.config,
+        compute_type,
+        device=device,
+        shortlist=options.shortlist,
+        device_index=index,
+    )
     speedup = 1.0
     if single_sentences and threads > 1:
         findings = Findings(place.parent)
-        key = f"CTranslate2 {version('ctranslate2')}, {compute_type}: speedup of {threads} threads that share a batch"
+        key = f"{library}, {compute_type}: speedup of {threads} threads that share a batch"
         if key not in findings.content:
-            alone, shared = (translator(number).seconds_of_a_sentence() for number in (1, threads))
+            alone = open_translator(threads=threads).seconds_of_a_sentence()
+            shared = open_translator(threads_per_batch=threads).seconds_of_a_sentence()
             findings.content[key] = alone / shared
             findings.save()
         speedup = findings.content[key]
     share = speedup >= WORTHWHILE
-    found = translator(threads if share else 1)
+    found = open_translator(threads_per_batch=threads) if share else open_translator(threads=threads)
     how = f" that share each batch, which is {speedup:.1f} times as fast for a sentence" if share else ""
     kind, where = found.translator.compute_type, device if device == "cpu" else f"{device}:{index}"
-    logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {where}, {threads} threads{how}")
+    logger.info(f"Engine: {library}, {kind}, {where}, {threads} threads{how}")
     return found
 
 
-def float32_model(loaded: Loaded) -> Any:
+def _write_compared(loaded: Loaded, folder: Path) -> None:
     """
-    Returns the model of the files in float32 and on the CPU: the one that is loaded may be on another device or have
-    rounded weights.
+    Writes the model of the files in float32; the one that is loaded may be on another device or have rounded weights.
+    Raises an [`UnsupportedError`] if CTranslate2 computes other logits than this model.
     """
-    if loaded.model.dtype == torch.float32 and loaded.model.device.type == "cpu":
-        return loaded.model
-    model = load_model(loaded.folder, torch.float32)
-    model.generation_config = loaded.model.generation_config
-    return model
-
-
-def _check_same(model: Any, translator: Any) -> None:
-    """Raises an [`UnsupportedError`] if CTranslate2 computes other logits than the model that was converted for it."""
+    from . import ctranslate2
     from .convert import TOLERANCE, largest_difference
 
-    difference = largest_difference(model, translator.logits)
+    model, settings = loaded.model, loaded.model.generation_config
+    if model.dtype != torch.float32 or model.device.type != "cpu":
+        model = load_model(loaded.folder, torch.float32)
+        model.generation_config = settings
+    ctranslate2.write(replace(loaded, model=model), folder)
+    written = ctranslate2.Ctranslate2Translator(folder, loaded.tokenizer, settings, model.config, "float32")
+    with evaluation_mode(model):
+        difference = largest_difference(model, written.logits)
     if not difference < TOLERANCE:
         raise UnsupportedError(
             f"{NAME} computes other logits than this model: they differ by {difference:.2g}, but rounding explains "
@@ -304,7 +302,8 @@ def prepare_pipeline(
         revision = getattr(model.config, "_commit_hash", None)
         entries = Shortlist.load(model.name_or_path, tokenizer, model.config.vocab_size, revision=revision)
         pipeline.torch_settings["shortlist"] = entries
-    pipeline.engine = pipeline_engine(model, tokenizer, engine, compute_type, approximate, shortlist)
+    options = EngineOptions(engine, compute_type, approximate, shortlist=shortlist)
+    pipeline.engine = pipeline_engine(model, tokenizer, options)
     if autocast not in (None, "auto", "bfloat16"):
         raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
     if autocast is not None and engine not in ("torch", "auto"):
@@ -317,17 +316,14 @@ def prepare_pipeline(
         PipelineMarkup(pipeline, markup)
 
 
-def pipeline_engine(
-    model: Any, tokenizer: Any, engine: str, compute_type: str | None, approximate: bool, shortlist: bool
-) -> "PipelineEngine | None":
+def pipeline_engine(model: Any, tokenizer: Any, options: EngineOptions) -> "PipelineEngine | None":
     """
     Prepares the engine of a pipeline.
 
     Args:
         model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): the model, with the weights that it was
             loaded with.
-        engine (`str`), compute_type (`str`, *optional*), approximate (`bool`), shortlist (`bool`): as in
-            [`EngineOptions`].
+        options ([`EngineOptions`]): the choice.
 
     Returns:
         [`PipelineEngine`], or `None` for torch.
@@ -336,21 +332,15 @@ def pipeline_engine(
         ValueError: the engine cannot translate with this model or the compute type, or the weights have changed.
         ImportError: its library is not installed.
     """
-    options = EngineOptions(engine, compute_type, approximate, shortlist=shortlist)
-    options.check()
-    if engine == "torch":
-        return None
-    try:
+
+    def prepare() -> PipelineEngine:
         # The settings of each call are checked then.
-        if reasons := obstacles(options, [model]):
-            raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}")
+        check_models(options, [model])
         folder = resolve_model(model.name_or_path)
         check_unchanged(model, folder)
-        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True)
-    except (ImportError, ValueError, OSError) as error:
-        fall_back_or_raise(options, error)
-        return None
-    return PipelineEngine(options, model, found)
+        return PipelineEngine(options, model, _prepared(options, Loaded(model, tokenizer, folder), True))
+
+    return _or_torch(options, prepare)
 
 
 def check_unchanged(model: Any, folder: Path) -> None:
@@ -414,7 +404,11 @@ class PipelineEngine:
             if given:
                 raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(given)}")
             check_search(self.options, [self.model], config)
-            self._check_length(int(attention_mask.sum(dim=1).max()))
+            positions, longest = self.translator.positions, int(attention_mask.sum(dim=1).max())
+            if longest > positions:
+                raise UnsupportedError(
+                    f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens"
+                )
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
                 fall_back_or_raise(self.options, error)
@@ -435,12 +429,6 @@ class PipelineEngine:
         padded = [[start, *row, *[pad] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, device=input_ids.device)
 
-    def _check_length(self, longest: int) -> None:
-        """Raises an [`UnsupportedError`] if a table of positions is too short for a source."""
-        positions = self.translator.positions
-        if longest > positions:
-            raise UnsupportedError(f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens")
-
 
 # ---- Converted models --------------------------------------------------------------------------------------------
 
@@ -453,7 +441,7 @@ def cached_conversion(loaded: Loaded, name: str, library: str, write: Callable[[
     Args:
         loaded ([`Loaded`]): the model.
         name (`str`): name of the engine.
-        library (`str`): version of its library.
+        library (`str`): its library and version.
         write (`Callable`): writes the converted model into an empty folder, and raises an error if it computes
             something else than the model. What it has written is not compared again.
 
@@ -461,66 +449,56 @@ def cached_conversion(loaded: Loaded, name: str, library: str, write: Callable[[
         UnsupportedError: it cannot be written.
     """
     folder = loaded.folder.resolve()
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
     place = _place(folder, name)
-    findings = Findings(place.parent)
-    record: dict[str, Any] = {"model": {file: findings.digest(folder / file) for file in names}, "library": library}
-    # A tokenizer may be given that is not the one in the folder.
-    vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
-    record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
-    settings = loaded.model.generation_config
-    record["tokens"] = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
-    record["compared"] = True
+    findings, settings = Findings(place.parent), loaded.model.generation_config
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
+    # The tokenizer and the first token may be others than those in the folder.
+    tokens = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
+    parts = [library, [findings.digest(path) for path in files], tokens, sorted(loaded.tokenizer.get_vocab().items())]
+    key = hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
     try:
-        if not os.access(place.parent, os.W_OK) and reason_to_write(place, record, findings) is None:
-            return place
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(place.with_name(f".{name}.lock")):
-            reason = reason_to_write(place, record, findings)
-            if reason is None:
-                findings.save()
-                return place
-            if place.exists():
-                logger.warning(f"{place} is converted anew, because {reason}.")
-            start = time.perf_counter()
-            with atomic_folder(place) as temporary:
-                write(temporary)
-                files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
-                (temporary / RECORD).write_text(json.dumps(record | {"files": files}), encoding="utf-8")
-            for file, found in files.items():
-                findings.remember(place / file, found)
-            findings.save()
-            logger.info(f"Converted for {NAME} in {time.perf_counter() - start:.1f} s, once: {place}")
+        # It can be used where nothing can be written.
+        if reason_to_write(place, key, findings) is not None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(place.with_name(f".{name}.lock")):
+                # Another process may have written it meanwhile.
+                if (reason := reason_to_write(place, key, findings)) is not None:
+                    if place.exists():
+                        logger.warning(f"{place} is converted anew, because {reason}.")
+                    _convert(place, key, findings, write)
     except OSError as error:
         why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
+    findings.save()
     return place
 
 
-def reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -> str | None:
+def _convert(place: Path, key: str, findings: "Findings", write: Callable[[Path], object]) -> None:
+    """Writes a converted model with its record."""
+    start = time.perf_counter()
+    with atomic_folder(place) as temporary:
+        write(temporary)
+        files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
+        (temporary / RECORD).write_text(json.dumps({"key": key, "files": files}), encoding="utf-8")
+    for file, found in files.items():
+        findings.remember(place / file, found)
+    logger.info(f"Converted for {NAME} in {time.perf_counter() - start:.1f} s, once: {place}")
+
+
+def reason_to_write(place: Path, key: str, findings: "Findings") -> str | None:
     """Returns why a converted model cannot be used, as the end of a sentence, or `None`."""
     if not place.exists():
         return "it does not exist"
-    if not place.is_dir():
-        return "it is a file"
     try:
-        noted = read_json(place / RECORD)
-    except ValueError as error:
+        record = read_json(place / RECORD)
+    except (ValueError, OSError) as error:
         return str(error).rstrip(".")
-    changes = {
-        "library": f"it was written for version {noted.get('library')} of the library, not {record['library']}",
-        "model": "the model has changed",
-        "vocabulary": "it was written for another tokenizer",
-        "tokens": "it was written for other tokens at the start and end",
-        "compared": "it was not compared with the model",
-    }
-    for name, reason in changes.items():
-        if noted.get(name) != record[name]:
-            return reason
-    files = noted.get("files", {})
-    if all((place / file).is_file() and findings.digest(place / file) == found for file, found in files.items()):
-        return None
-    return find_damage(place, files)
+    if record.get("key") != key:
+        return "the model, its tokenizer or the library has changed"
+    for file, sha256 in record["files"].items():
+        if not (place / file).is_file() or findings.digest(place / file) != sha256:
+            return f"{place / file} is missing or damaged"
+    return None
 
 
 class Findings:

@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,29 +68,32 @@ def equal_texts(ours: list, theirs: list) -> int:
     return sum([text for _, text in one] == [text for _, text in two] for one, two in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.variants(2)
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_translations_are_torch_s(tmp_path, name) -> None:
-    folder = saved(tmp_path / "model", **MODELS[name])
-    sentences = ["", *random_sentences(), "   "]
-    expected = translated(folder, sentences, "torch")
-    assert len({text for [(_, text)] in expected}) > 15
-    found = translated(folder, sentences, "ctranslate2")
-    assert found[0] == found[-1] == [(0.0, "")] and equal_texts(found, expected) >= len(sentences) - 1
+GREEDY = {"num_beams": 1}
+BEAMS = SAME_RULES | {"num_beams": 4}
 
 
-@pytest.mark.variants(2)
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_beam_search_by_the_same_rules_is_torch_s(tmp_path, length_penalty) -> None:
-    settings = SAME_RULES | {"num_beams": 4, "length_penalty": length_penalty}
-    folder, sentences = saved(tmp_path / "model", settings), random_sentences()
-    for n_best in (None, 3):
-        ours = translated(folder, sentences, "torch", n_best=n_best)
-        theirs = translated(folder, sentences, "ctranslate2", n_best=n_best)
-        assert [len(candidates) for candidates in theirs] == [n_best or 1] * len(sentences)
-        assert equal_texts(ours, theirs) >= len(sentences) - 3
-        same = [(one, two) for one, two in zip(ours, theirs, strict=True) if equal_texts([one], [two])]
-        for one, two in same:
+@pytest.mark.variants(3)
+@pytest.mark.parametrize(
+    ("fields", "settings", "n_best"),
+    [
+        (MODELS["pre"], {}, None),
+        (MODELS["untied"], {}, None),
+        *(({}, GREEDY | rule, None) for rule in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2})),
+        ({}, GREEDY | {"min_new_tokens": 6}, None),
+        *(({}, GREEDY | rule, None) for rule in ({"bad_words_ids": [[7], [9, 12]]}, {"suppress_tokens": [7, 9, 12]})),
+        *(({}, BEAMS | {"length_penalty": alpha}, n_best) for alpha in (0.0, 1.0) for n_best in (None, 3)),
+    ],
+)
+def test_translations_are_torch_s(tmp_path, fields, settings, n_best) -> None:
+    folder = saved(tmp_path / "model", settings, **fields)
+    sentences = ["", *random_sentences(), "42", "★", "\u200b", "   "]
+    ours, theirs = (translated(folder, sentences, engine, n_best=n_best) for engine in ("torch", "ctranslate2"))
+    assert [len(candidates) for candidates in theirs] == [n_best or 1] * len(sentences)
+    assert [best[0][1] for best in (theirs[0], *theirs[-4:])] == ["", "42", "★", "\u200b", ""]
+    assert equal_texts(ours, theirs) >= len(sentences) - (3 if settings.get("num_beams") == 4 else 1)
+    assert len({text for (_, text), *_ in ours}) > 15
+    for one, two in zip(ours, theirs, strict=True):
+        if equal_texts([one], [two]):
             assert [score for score, _ in two] == pytest.approx([score for score, _ in one], abs=1e-3)
 
 
@@ -108,85 +113,52 @@ def test_each_sentence_has_its_own_maximum_length(tmp_path, num_beams) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "fields", "words"),
     [
+        ({"num_beams": 4}, {}, "length_penalty_type='gnmt'; finish_candidates='all'; early_stopping='never'"),
         (
-            {"num_beams": 4},
-            r"length_penalty_type='gnmt'; finish_candidates='all'; early_stopping='never'",
+            BEAMS | {"early_stopping": None},
+            {},
+            "early_stopping=False. Use engine=torch, or its closest settings with ",
         ),
-        (
-            SAME_RULES | {"num_beams": 4, "early_stopping": None},
-            "with early_stopping=False. Use engine=torch, or its closest settings with approximate",
-        ),
-        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2. Use engine=torch"),
+        ({"encoder_no_repeat_ngram_size": 2}, {}, "encoder_no_repeat_ngram_size=2. Use engine=torch"),
         # CTranslate2 changes logits, where transformers changes log-probabilities.
-        *(
-            (
-                SAME_RULES | {"num_beams": 4, name: value},
-                f"{name}={re.escape(repr(value))}. Use engine=torch, or its closest",
-            )
-            for name, value in (
-                ("repetition_penalty", 1.5),
-                ("no_repeat_ngram_size", 2),
-                ("min_new_tokens", 6),
-                ("bad_words_ids", [[7]]),
-                ("suppress_tokens", [7]),
-            )
+        (BEAMS | {"repetition_penalty": 1.5}, {}, "repetition_penalty=1.5. Use engine=torch, or its closest"),
+        (
+            {},
+            {"activation_function": "mish"},
+            'The model has activation_function "mish", but CTranslate2 supports only',
         ),
     ],
 )
-def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, settings, words) -> None:
-    folder = saved(tmp_path / "model", settings)
+def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, settings, fields, words) -> None:
+    folder = saved(tmp_path / "model", settings, **fields)
     with pytest.raises(ValueError, match=words):
         translated(folder, [], "ctranslate2")
-    model, tokenizer = load_translator(folder)
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
-    assert "Engine: torch. CTranslate2 cannot translate with" in caplog.text
+    assert is_left_to_torch(folder, caplog) and words.split(". Use")[0] in caplog.text
     assert not kept(folder).exists()
 
 
-@pytest.mark.variants(2)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.5},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 6},
-        {"bad_words_ids": [[7], [9, 12]]},
-        {"suppress_tokens": [7, 9, 12]},
-    ],
-    ids=str,
-)
-def test_greedy_search_with_rules_of_tokens_is_torch_s(tmp_path, settings) -> None:
-    folder, sentences = saved(tmp_path / "model", settings | {"num_beams": 1}), random_sentences()
-    expected = translated(folder, sentences, "torch")
-    assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
+def is_left_to_torch(folder: Path, caplog, count: int = 1) -> bool:
+    """Returns whether `auto` takes torch, and says so."""
+    model, tokenizer = load_translator(folder)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        chosen = choose_engine(EngineOptions("auto"), [model] * count, tokenizer, folder)
+    return chosen is None and "Engine: torch. " in caplog.text
 
 
-def test_auto_takes_ctranslate2_where_it_is_exact(tmp_path, caplog) -> None:
+def test_auto_takes_ctranslate2_where_it_is_exact(tmp_path, caplog, monkeypatch) -> None:
     folder, sentences = saved(tmp_path / "model"), random_sentences(10)
     with caplog.at_level(logging.INFO, "hf_vaswani"):
         found = translated(folder, sentences, "auto")
     assert "Engine: CTranslate2 " in caplog.text and ", float32, cpu, " in caplog.text
     assert equal_texts(found, translated(folder, sentences, "torch")) >= 9
-    model, tokenizer = load_translator(folder)
-    assert choose_engine(EngineOptions("auto"), [model, model], tokenizer, folder) is None
-
-
-def test_without_its_library_auto_takes_torch(tmp_path, caplog, monkeypatch) -> None:
-    folder = saved(tmp_path / "model")
-    model, tokenizer = load_translator(folder)
-
-    def missing(*_, **__):
-        raise ImportError("Conversion to CTranslate2 needs ctranslate2: pip install 'hf_vaswani[convert]'")
-
-    monkeypatch.setattr(engines, "_prepared", missing)
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
-    assert "pip install 'hf_vaswani[convert]'" in caplog.text
-    with pytest.raises(ImportError, match="pip install"):
-        choose_engine(EngineOptions("ctranslate2"), [model], tokenizer, folder)
+    assert is_left_to_torch(folder, caplog, 2)
+    monkeypatch.setitem(sys.modules, "hf_vaswani.conversion.ctranslate2", None)
+    monkeypatch.delattr("hf_vaswani.conversion.ctranslate2")
+    assert is_left_to_torch(folder, caplog)
+    with pytest.raises(ImportError, match="ctranslate2"):
+        translated(folder, [], "ctranslate2")
 
 
 def test_approximate_takes_the_closest_rules(tmp_path) -> None:
@@ -216,83 +188,48 @@ def test_a_model_in_half_precision_is_computed_in_float32(tmp_path) -> None:
         assert equal_texts(translated(path, sentences, "ctranslate2"), theirs) >= len(sentences) - 1
 
 
-def test_int8_is_nearly_the_same(tmp_path, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model", d_model=64, d_ff=128), random_sentences()
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        ours, theirs = (
-            translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in ("float32", "int8_float32")
-        )
-    engines_said = [record.message for record in caplog.records if record.message.startswith("Engine:")]
-    assert [said.split(", ")[1] for said in engines_said] == ["float32", "int8_float32"]
-    assert len(sentences) // 3 < equal_texts(ours, theirs)
-    # Both computed from one conversion.
-    assert [path.name for path in kept(folder).parent.iterdir() if path.is_dir()] == ["ctranslate2"]
+# ---- The converted model -----------------------------------------------------------------------------------------
 
 
-def test_a_number_format_that_the_processor_lacks_is_an_error(tmp_path, monkeypatch) -> None:
-    import ctranslate2
-
-    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32", "int8"})
-    folder = saved(tmp_path / "model")
-    with pytest.raises(ValueError, match="bfloat16 is not supported by the CPU of this machine: .* float32, int8"):
-        translated(folder, [], "ctranslate2", compute_type="bfloat16")
-    assert not kept(folder).exists()
-
-
-# ---- The converted model
-
-
-def contents(folder: Path) -> dict[str, int]:
-    """Returns when each file of a converted model was written."""
-    return {path.name: path.stat().st_mtime_ns for path in kept(folder).iterdir()}
-
-
-def test_a_model_is_converted_and_compared_once(tmp_path, monkeypatch, caplog) -> None:
-    folder, sentences, compared = saved(tmp_path / "model"), random_sentences(5), []
+def test_a_model_is_converted_once_for_all_number_formats(tmp_path, monkeypatch, caplog) -> None:
+    folder, sentences, compared = saved(tmp_path / "model", d_model=64, d_ff=128), random_sentences(), []
     largest_difference = conversion.largest_difference
     monkeypatch.setattr(
         conversion, "largest_difference", lambda *each: compared.append(each) or largest_difference(*each)
     )
     with caplog.at_level(logging.INFO, "hf_vaswani"):
-        first, before = translated(folder, sentences, "ctranslate2"), contents(folder)
-        assert translated(folder, sentences, "ctranslate2") == first and contents(folder) == before
+        kinds = ("float32", "float32", "int8_float32")
+        first, again, rounded = (translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in kinds)
+    said = [record.message for record in caplog.records if record.message.startswith("Engine:")]
+    assert [message.split(", ")[1] for message in said] == list(kinds)
+    assert first == again and len(sentences) // 3 < equal_texts(first, rounded)
     assert "converted anew" not in caplog.text and caplog.text.count("Converted for CTranslate2 in ") == 1
     assert len(compared) == 1
 
 
-def test_what_has_changed_is_converted_anew(tmp_path, caplog) -> None:
+@pytest.mark.parametrize("part", ["the model", "the tokenizer", "the start", "the library", "a record of 0.1"])
+def test_what_has_changed_is_converted_anew(tmp_path, caplog, part) -> None:
     folder = saved(tmp_path / "model")
     model, tokenizer = load_translator(folder)
 
-    def converted(version: str = "1") -> None:
+    def converted(version: str = "1") -> str:
         loaded = Loaded(model, tokenizer, folder)
-        cached_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))
+        place = cached_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))
+        return (place / "file").read_text()
 
-    def not_compared() -> None:
-        record = kept(folder, "some") / "engine.json"
-        content = {name: value for name, value in read_json(record).items() if name != "compared"}
-        record.write_text(json.dumps(content))
-
-    converted()
-    for change, reason in (
-        (lambda: None, None),
-        (lambda: saved(folder, seed=1), "the model has changed"),
-        (lambda: tokenizer.add_tokens(["more"]), "it was written for another tokenizer"),
-        (
-            lambda: setattr(model.generation_config, "decoder_start_token_id", 9),
-            "it was written for other tokens at the start and end",
-        ),
-        (not_compared, "it was not compared with the model"),
-    ):
-        caplog.clear()
-        change()
-        converted()
-        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
-            [f"{kept(folder, 'some')} is converted anew, because {reason}."] if reason else []
-        )
-    converted("2")
-    assert "because it was written for version 1 of the library, not 2" in caplog.text
-    assert (kept(folder, "some") / "file").read_text() == "2"
+    assert converted() == converted() == "1" and "converted anew" not in caplog.text
+    match part:
+        case "the model":
+            saved(folder, seed=1)
+        case "the tokenizer":
+            tokenizer.add_tokens(["more"])
+        case "the start":
+            model.generation_config.decoder_start_token_id = 9
+        case "a record of 0.1":
+            (kept(folder, "some") / "engine.json").write_text('{"library": "1", "compared": true, "files": {}}')
+    assert converted("2" if part == "the library" else "1") == ("2" if part == "the library" else "1")
+    said = f"{kept(folder, 'some')} is converted anew, because the model, its tokenizer or the library has changed."
+    assert [record.getMessage() for record in caplog.records] == [said]
 
 
 @pytest.mark.parametrize("file", ["model.bin", "engine.json", "config.json", "."])
@@ -309,29 +246,7 @@ def test_a_damaged_conversion_is_written_anew(tmp_path, caplog, file) -> None:
     assert caplog.text.count("is converted anew, because") == 1 and str(path) in caplog.text
 
 
-def test_a_model_with_another_tokenizer_and_start_translates_as_torch(tmp_path) -> None:
-    folder, sentences = saved(tmp_path / "model", {"num_beams": 1}), random_sentences(20)
-    translated(folder, sentences, "ctranslate2")
-    model, tokenizer = load_translator(folder)
-    tokenizer.add_tokens(["more"])
-    model.generation_config.decoder_start_token_id = 9
-    ours, theirs = (VaswaniTranslationPipeline(model, tokenizer, engine=name) for name in ("torch", "ctranslate2"))
-    assert sum(one == two for one, two in zip(ours(sentences), theirs(sentences), strict=True)) >= 19
-
-
-def test_without_a_cache_it_is_an_error_or_torch(tmp_path, monkeypatch, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(engines, "HF_HOME", str(tmp_path / "file" / "below"))
-    with pytest.raises(ValueError, match="converted for CTranslate2 cannot be kept: .* Set HF_HOME to a folder"):
-        translated(folder, sentences, "ctranslate2")
-    model, tokenizer = load_translator(folder)
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
-    assert "Engine: torch. The model converted for CTranslate2 cannot be kept" in caplog.text
-
-
-def test_the_folder_of_a_model_stays_as_it_is(tmp_path, monkeypatch) -> None:
+def test_the_folder_of_a_model_stays_as_it_is(tmp_path, monkeypatch, caplog) -> None:
     """People copy and upload it. What earlier versions left there is not read."""
     folder, sentences = saved(tmp_path / "model"), random_sentences(5)
     expected = translated(folder, sentences, "torch")
@@ -340,89 +255,58 @@ def test_the_folder_of_a_model_stays_as_it_is(tmp_path, monkeypatch) -> None:
     before = sorted(folder.rglob("*"))
     monkeypatch.setattr(engines, "HF_HOME", str(tmp_path / "cache"))
     assert translated(folder, sentences, "ctranslate2") == expected
-    assert translator(folder, engine="ctranslate2")(sentences, num_beams=1)
     assert sorted(folder.rglob("*")) == before
     assert kept(folder).is_relative_to(tmp_path / "cache") and (kept(folder) / "engine.json").is_file()
-
-
-def test_a_prepared_model_is_used_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
-    """As in an image of a container."""
-    folder, sentences = saved(tmp_path / "model"), random_sentences(2)
-    expected = translated(folder, sentences, "ctranslate2")
-    # Root may write anywhere.
-    monkeypatch.setattr(engines.os, "access", lambda *_: False)
+    # A prepared model is used where nothing can be written, as in an image of a container.
     monkeypatch.setattr(engines, "FileLock", None)
     assert translated(folder, sentences, "ctranslate2") == expected
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(engines, "HF_HOME", str(tmp_path / "file" / "below"))
+    with pytest.raises(ValueError, match="converted for CTranslate2 cannot be kept: .* Set HF_HOME to a folder"):
+        translated(folder, sentences, "ctranslate2")
+    assert is_left_to_torch(folder, caplog)
 
 
-# ---- What is known of it
-
-
-def test_a_later_process_reads_no_file_as_a_whole(tmp_path, monkeypatch) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
-    monkeypatch.setattr(engines.Findings, "TICK", 0)
-    first = translated(folder, sentences, "ctranslate2")
-    read = []
-    digest = engines.digest
+def test_a_later_process_reads_what_has_changed_alone(tmp_path, monkeypatch, caplog) -> None:
+    folder, sentences, read = saved(tmp_path / "model"), random_sentences(), []
+    digest, findings = engines.digest, kept(folder).parent / "findings.json"
     monkeypatch.setattr(engines, "digest", lambda path: read.append(path.name) or digest(path))
-    assert translated(folder, sentences, "ctranslate2") == first and read == []
-    # What is damaged is unknown.
-    (kept(folder).parent / "findings.json").write_text("{")
-    assert translated(folder, sentences, "ctranslate2") == first and "model.safetensors" in read
-
-
-def test_a_change_is_noticed_if_size_and_time_stay(tmp_path, monkeypatch, caplog) -> None:
-    folder, sentences = saved(tmp_path / "model"), random_sentences()
+    first = translated(folder, sentences, "ctranslate2")
+    # A file that may still change is read again: only what the process has written itself is known.
+    assert {Path(name).parent for name in read_json(findings)} == {kept(folder)}
     monkeypatch.setattr(engines.Findings, "TICK", 0)
-    translated(folder, sentences, "ctranslate2")
+    translated(folder, [], "ctranslate2")
+    read.clear()
+    assert translated(folder, sentences, "ctranslate2") == first and read == []
+    findings.write_text("{")
+    assert translated(folder, sentences, "ctranslate2") == first and "model.safetensors" in read
+    # Other weights, of which only the file system knows that they are new.
     weights, before = folder / "model.safetensors", (folder / "model.safetensors").stat()
-    other = saved(tmp_path / "other", seed=1) / "model.safetensors"
-    weights.write_bytes(other.read_bytes())
+    weights.write_bytes((saved(tmp_path / "other", seed=1) / "model.safetensors").read_bytes())
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     expected = translated(folder, sentences, "torch")
     assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
-    assert "because the model has changed" in caplog.text
-
-
-def test_a_file_that_may_still_change_is_read_again(tmp_path) -> None:
-    folder = saved(tmp_path / "model")
-    translated(folder, [], "ctranslate2")
-    known = read_json(kept(folder).parent / "findings.json")
-    assert {Path(name).parent for name in known} == {kept(folder)}, "only what the process has written itself"
-
-
-# ---- The comparison with the model
-
-
-def of_another_function(monkeypatch) -> None:
-    """Lets CTranslate2 be given other weights than those of the model."""
-    write = ctranslate2.write
-
-    def write_other(loaded, folder):
-        with torch.no_grad():
-            other = copy.deepcopy(loaded.model)
-            other.model.decoder.layers[0].feed_forward.fc2.bias[0] += 0.5
-        write(replace(loaded, model=other), folder)
-
-    monkeypatch.setattr(ctranslate2, "write", write_other)
+    assert "because the model, its tokenizer or the library has changed" in caplog.text
 
 
 def test_an_engine_that_computes_something_else_is_refused(tmp_path, monkeypatch, caplog) -> None:
-    folder, words = (
-        saved(tmp_path / "model", {"num_beams": 1}),
-        "computes other logits than this model: they differ by",
-    )
-    of_another_function(monkeypatch)
-    (tmp_path / "in.txt").write_text("one\n")
-    with pytest.raises(ValueError, match=f"{words} .* rounding explains at most 0.001. Use engine=torch"):
-        translated(folder, [], "ctranslate2")
-    with pytest.raises(ValueError, match=f"{words} .*engine=torch"):
-        translator(folder, engine="ctranslate2")
+    folder, write = saved(tmp_path / "model", GREEDY), ctranslate2.write
+
+    def write_other(loaded, to):
+        other = copy.deepcopy(loaded.model)
+        with torch.no_grad():
+            other.model.decoder.layers[0].feed_forward.fc2.bias[0] += 0.5
+        write(replace(loaded, model=other), to)
+
+    monkeypatch.setattr(ctranslate2, "write", write_other)
+    words = "computes other logits than this model: they differ by"
+    for translate in (partial(translated, folder, []), partial(translator, folder)):
+        with pytest.raises(ValueError, match=f"{words} .* rounding explains at most 0.001. Use engine=torch"):
+            translate(engine="ctranslate2")
     assert not kept(folder).exists()
-    with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert translator(folder, engine="auto").engine is None
-    assert f"Engine: torch. CTranslate2 {words}" in caplog.text
+    assert is_left_to_torch(folder, caplog) and f"Engine: torch. CTranslate2 {words}" in caplog.text
 
 
 # ---- Devices
@@ -493,10 +377,11 @@ def test_a_pipeline_generates_what_torch_generates(tmp_path, engine) -> None:
     sentences[3] = " "
     ours, theirs = translator(folder), translator(folder, engine=engine)
     assert ours.engine is None and theirs.engine is not None
-    for settings in ({}, {"batch_size": 8}, {"max_new_tokens": 4, "batch_size": 8}):
-        expected, found = ours(sentences, **settings), theirs(sentences, **settings)
-        assert len(texts_of(found)) == len(sentences) and found[3] == {"translation_text": ""}
-        assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 2
+    for settings in ({}, {"max_new_tokens": 4}, BEAMS | {"num_return_sequences": 3}):
+        expected, found = ours(sentences, batch_size=8, **settings), theirs(sentences, batch_size=8, **settings)
+        assert found[3] == expected[3] and "" in texts_of(found)[3]
+        assert [len(row) for row in texts_of(found)] == [settings.get("num_return_sequences", 1)] * len(sentences)
+        assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 3
     ids = [pipe("one two", return_tensors=True)[0]["translation_token_ids"].tolist() for pipe in (ours, theirs)]
     assert ids[0] == ids[1]
     assert ours("one two. nine", split_sentences=True) == theirs("one two. nine", split_sentences=True)
@@ -514,15 +399,6 @@ def test_a_translation_that_is_cut_ends_as_torch_s_does(tmp_path) -> None:
     assert pipe("one", max_new_tokens=1, return_tensors=True)[0]["translation_token_ids"].tolist()[1:] == [2]
     with pytest.raises(ValueError, match="max_length must be at least 2"):
         pipe("one", max_length=1)
-
-
-def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
-    folder, sentences = saved(tmp_path / "model", SAME_RULES | {"num_beams": 2}), random_sentences()
-    ours, theirs = translator(folder), translator(folder, engine="ctranslate2")
-    settings = {"num_beams": 4, "num_return_sequences": 3, "batch_size": 8}
-    expected, found = (texts_of(pipe(sentences, **settings)) for pipe in (ours, theirs))
-    assert [len(row) for row in found] == [3] * len(sentences)
-    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 3
 
 
 @pytest.fixture(scope="module")
@@ -607,40 +483,27 @@ def test_arguments_that_do_not_fit_are_one_sentence(tmp_path, options, words) ->
         translator(saved(tmp_path / "model"), **options)
 
 
-def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch) -> None:
-    folder = saved(tmp_path / "model")
+@pytest.mark.parametrize(
+    "option", [("engine", "ctranslate2"), ("shortlist", True), ("markup", "html"), ("autocast", "auto")]
+)
+def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch, option) -> None:
     monkeypatch.setattr(VaswaniTranslationPipeline, "at_home", None)
-    for options in ({"engine": "ctranslate2"}, {"shortlist": True}, {"markup": "html"}, {"autocast": "auto"}):
-        ((name, value),) = options.items()
-        with pytest.raises(
-            ValueError, match=f"^{name}={value!r} needs the package hf_vaswani: install it, and import"
-        ):
-            translator(folder, **options)
-    assert translator(folder, engine="torch")("one", split_sentences=True)
+    words = f"^{option[0]}={option[1]!r} needs the package hf_vaswani: install it, and import"
+    with pytest.raises(ValueError, match=words):
+        translator(saved(tmp_path / "model"), **dict([option]))
 
 
 def test_models_of_other_classes_are_refused(tmp_path) -> None:
     tokenizer = load_translator(saved(tmp_path / "model"))[1]
-    marian = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), d_model=8, encoder_layers=1, decoder_layers=1,
-                                        encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=0,
-                                        decoder_start_token_id=0))  # fmt: skip
+    sides = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    marian = MarianMTModel(
+        MarianConfig(vocab_size=len(tokenizer), d_model=8, pad_token_id=0, decoder_start_token_id=0, **sides)
+    )
     with pytest.raises(ValueError, match="a MarianMTModel, which hf-vaswani convert turns into a Vaswani model"):
         pipeline("translation", model=marian, tokenizer=tokenizer, engine="ctranslate2")
 
 
 # ---- The command line
-
-
-def test_options_that_do_not_fit_are_one_sentence(tmp_path, capsys) -> None:
-    folder = saved(tmp_path / "model", {"num_beams": 4})
-    (tmp_path / "in.txt").write_text("one\n")
-    arguments = ["translate", "--model", str(folder), str(tmp_path / "in.txt"), "--engine", "ctranslate2"]
-    for options, words in (
-        (["--int8"], "--int8 is for torch, but --engine is ctranslate2"),
-        ([], "CTranslate2 cannot translate with length_penalty_type='gnmt'"),
-    ):
-        assert main([*arguments, *options]) == 2
-        assert words in capsys.readouterr().err
 
 
 def test_translate_and_evaluate_take_the_engine(tmp_path, capsys) -> None:
@@ -652,12 +515,16 @@ def test_translate_and_evaluate_take_the_engine(tmp_path, capsys) -> None:
     assert equal_texts(translated(folder, sentences, "torch"), expected) >= 19
     assert main(["evaluate", *arguments, "--data", str(text), str(text), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["lines"] == 20
+    for options, words in (
+        (["--int8"], "--int8 is for torch, but --engine is ctranslate2"),
+        (["--num-beams", "4"], "CTranslate2 cannot translate with length_penalty_type='gnmt'"),
+    ):
+        assert main(["translate", *arguments, str(text), *options]) == 2
+        assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("shared", "batches", "threads_of_a_batch"), [(0.6, 1, 4), (0.9, 4, 1), dear(20.0, 4, 1)])
-def test_threads_share_a_batch_where_a_sentence_is_faster(
-    tmp_path, monkeypatch, caplog, shared, batches, threads_of_a_batch
-) -> None:
+@pytest.mark.parametrize(("shared", "batches"), [(0.6, 1), (0.9, 4), dear(20.0, 4)])
+def test_threads_share_a_batch_where_a_sentence_is_faster(tmp_path, monkeypatch, caplog, shared, batches) -> None:
     """On some machines they wait for each other for longer than they work: a sentence takes 30 times as long."""
     folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -668,7 +535,7 @@ def test_threads_share_a_batch_where_a_sentence_is_faster(
     caplog.set_level(logging.INFO)
     found = pipeline("translation", model=str(folder), engine="ctranslate2")
     assert found.engine.translator.threads == found.engine.translator.translator.num_translators == batches
-    assert ("that share each batch" in caplog.text) == (threads_of_a_batch == 4)
+    assert ("that share each batch" in caplog.text) == (batches == 1)
     # It is measured once.
     monkeypatch.setattr(Ctranslate2Translator, "seconds_of_a_sentence", None)
     found = pipeline("translation", model=str(folder), engine="ctranslate2")
@@ -688,13 +555,3 @@ def test_what_computes_on_the_cpu_alone_leaves_the_model_there(tmp_path, monkeyp
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     assert main(["translate", "--model", str(folder), str(tmp_path / "in.txt"), *options]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_text_without_words_is_kept(tmp_path) -> None:
-    folder = saved(tmp_path / "model")
-    sentences = ["42", *random_sentences(2), "", "★", "\u200b", " "]
-    found = [best[0][1] for best in translated(folder, sentences, "ctranslate2")]
-    assert found == [best[0][1] for best in translated(folder, sentences, "torch")]
-    assert found[0] == "42" and found[3:] == ["", "★", "\u200b", ""]
-    with_engine = pipeline("translation", model=str(folder), engine="ctranslate2", num_beams=1)
-    assert [each["translation_text"] for each in with_engine(["42", "★"], batch_size=2)] == ["42", "★"]

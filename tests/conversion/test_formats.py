@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.conversion import marian
 from hf_vaswani.conversion.convert import largest_difference
-from hf_vaswani.conversion.engines import pipeline_engine
+from hf_vaswani.conversion.engines import EngineOptions, pipeline_engine
 from hf_vaswani.conversion.formats import FIELDS, Loaded, Logits, check_expressible, model_type
 from hf_vaswani.translation.alignment import attention_to_source
 from hf_vaswani.translation.loading import load_translator
@@ -210,7 +210,7 @@ def test_the_explorer_shows_the_search(case) -> None:
 
 def in_ctranslate2(case: Case, _: Path) -> Logits:
     pytest.importorskip("ctranslate2")
-    engine = pipeline_engine(case.model, case.tokenizer, "ctranslate2", None, False, False)
+    engine = pipeline_engine(case.model, case.tokenizer, EngineOptions("ctranslate2"))
     batch, settings = case.ids(), {"num_beams": 1, "max_new_tokens": 8}
     expected = case.model.generate(**batch, **settings)
     assert equal(engine(**batch, **settings).tolist(), expected.tolist()) >= len(expected) - 1
@@ -254,7 +254,7 @@ def test_a_start_of_a_call(tmp_path) -> None:
     pytest.importorskip("ctranslate2")
     case = made(tmp_path)
     named, left_open = (
-        pipeline_engine(case.model, case.tokenizer, name, None, False, False) for name in ("ctranslate2", "auto")
+        pipeline_engine(case.model, case.tokenizer, EngineOptions(name)) for name in ("ctranslate2", "auto")
     )
     settings = {"num_beams": 1, "decoder_start_token_id": 7}
     with pytest.raises(ValueError, match="CTranslate2 cannot translate with decoder_start_token_id=7"):
