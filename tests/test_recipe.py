@@ -3,7 +3,7 @@
 import re
 import runpy
 from dataclasses import asdict, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from transformers import GenerationConfig
@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.conversion.settings import approximated_settings, unsupported_settings
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.rules_vaswani import DEFAULTS, SEARCH_SETTINGS
 from hf_vaswani.recipe import (
     SECTIONS,
     DataRecipe,
@@ -127,6 +128,14 @@ def test_the_defaults_of_training_are_the_papers() -> None:
         tokenize="13a",
         lowercase=False,
     )
+
+
+def test_the_search_settings_of_a_recipe_are_rows_of_the_table_with_its_choices() -> None:
+    keys = get_type_hints(EvaluationRecipe)
+    assert keys.keys() & (vars(GenerationConfig()).keys() | DEFAULTS.keys()) <= SEARCH_SETTINGS.keys()
+    assert search_of(EvaluationRecipe()).keys() == SEARCH_SETTINGS.keys() & keys.keys()
+    for name, setting in SEARCH_SETTINGS.items():
+        assert name not in keys or not setting.choices or set(get_args(keys[name])) == set(setting.choices)
 
 
 def test_an_engine_follows_the_default_search_exactly() -> None:

@@ -24,8 +24,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..data.tokenizer import TOKENIZER_FILES
 from ..extras import extra
-from ..model.generation_vaswani import ALPHAS
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
+from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..translation.batches import TOKENS_PER_BATCH, to_translate
 from ..translation.lines import Candidates
 from ..translation.shortlist import FILE as SHORTLIST
@@ -507,7 +507,7 @@ class Ctranslate2Translator:
 def closest_beam_search(generation_config: GenerationConfig) -> dict[str, Any]:
     """Returns the arguments of CTranslate2's beam search that come closest to ours."""
     penalty_type, alpha = generation_config.length_penalty_type, generation_config.length_penalty
-    power = ALPHAS[penalty_type] if alpha is None else alpha
+    power = SEARCH_SETTINGS["length_penalty"].by_type[penalty_type] if alpha is None else alpha
     if penalty_type == "gnmt":
         power = round(power * TYPICAL_LENGTH / (5 + TYPICAL_LENGTH), 2)
     # With twice as many finished hypotheses, the result is nearly always that of a search without early stopping.

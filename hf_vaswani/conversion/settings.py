@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
-from ..model.generation_vaswani import EARLY_STOPPING
+from ..model.rules_vaswani import SEARCH_SETTINGS
 
 # The limit of `generate()` if nothing else limits a translation.
 DEFAULT_LENGTH = 20
@@ -52,6 +52,8 @@ SETTINGS = {
     "penalty_alpha": Setting((None, 0.0)),
     "constraints": Setting((None,)),
     "force_words_ids": Setting((None,)),
+    "dola_layers": Setting((None,)),
+    "token_healing": Setting((None, False)),
     "length_penalty_type": Setting(("power",), marian=False, ctranslate2="closely"),
     "finish_candidates": Setting(("top",), marian=False, ctranslate2="closely"),
     "early_stopping": Setting((True,), ctranslate2="closely"),
@@ -87,7 +89,7 @@ def approximated_settings(generation_config: GenerationConfig) -> dict[str, Any]
 def _turned_on(generation_config: GenerationConfig, names: Set[str]) -> dict[str, Any]:
     values = {name: getattr(generation_config, name, None) for name in SETTINGS if name in names}
     if values.get("early_stopping", True) is None:
-        values["early_stopping"] = EARLY_STOPPING[generation_config.length_penalty_type]
+        values["early_stopping"] = SEARCH_SETTINGS["early_stopping"].by_type[generation_config.length_penalty_type]
     if generation_config.length_penalty == 0:
         # Both types then compare log-probabilities.
         values.pop("length_penalty_type", None)

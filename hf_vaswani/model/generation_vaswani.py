@@ -42,7 +42,6 @@ this model's default, or missing: then the first `eos_token_id` does.
 
 import inspect
 import json
-import math
 import os
 from typing import Any
 
@@ -55,17 +54,17 @@ from transformers.utils import logging
 
 from .configuration_vaswani import CACHE, rename_cache
 from .kernels_vaswani import fast_products
-from .rules_vaswani import BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
+from .rules_vaswani import (
+    DEFAULTS,
+    SEARCH_SETTINGS,
+    BeamSearchRules,
+    SearchCall,
+    SearchSetting,
+    SourceLengthCriteria,
+    search_call,
+)
 
 logger = logging.get_logger(__name__)
-
-DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
-ALPHAS = {"gnmt": 0.6, "power": 1.0}
-EARLY_STOPPING: dict[str, bool | str] = {"gnmt": "never", "power": False}
-CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
-# Settings that are whole numbers of at least 1, and the largest exponent of a length that float32 can represent.
-COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
-MAX_ALPHA = 10
 
 # ---- Hooks of generate() ------------------------------------------------------------------------------------------
 
@@ -226,10 +225,10 @@ class VaswaniGenerationMixin(FastSearchMixin):
             setattr(prepared, name, next((layer[name] for layer in layers if name in layer), default))
             model_kwargs.pop(name, None)
         check_settings(prepared)
-        for name, defaults in (("length_penalty", ALPHAS), ("early_stopping", EARLY_STOPPING)):
+        for name, setting in SEARCH_SETTINGS.items():
             # Assisted decoding validates this config again, which would report these settings beside one beam.
-            if prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
-                setattr(prepared, name, defaults[prepared.length_penalty_type])
+            if setting.by_type and prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
+                setattr(prepared, name, setting.by_type[prepared.length_penalty_type])
         return prepared, model_kwargs
 
     def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
@@ -309,19 +308,7 @@ def check_search_call(model: Any, call: SearchCall, **kwargs: Any) -> None:
 def check_settings(generation_config: GenerationConfig) -> None:
     """Raises a `ValueError` if a setting has an unknown value, or a number that is not finite or out of range."""
     for name, value in vars(generation_config).items():
-        expected = ""
-        if name in CHOICES and value not in CHOICES[name]:
-            expected = " or ".join(f'"{choice}"' for choice in CHOICES[name])
-        elif value is None:
-            continue
-        elif isinstance(value, float) and not math.isfinite(value):
-            expected = "a finite number"
-        elif name in COUNTS and (type(value) is not int or value < 1):
-            expected = "a whole number of at least 1"
-        elif name == "max_length_offset" and (type(value) is not int or value < 0):
-            expected = "None or a whole number of at least 0"
-        elif name == "length_penalty" and (not isinstance(value, (int, float)) or abs(value) > MAX_ALPHA):
-            expected = f"a number from -{MAX_ALPHA} to {MAX_ALPHA}"
+        expected = SEARCH_SETTINGS.get(name, SearchSetting()).expected(value)
         if expected:
             raise ValueError(f"{name} must be {expected}, but it is {value!r}.")
 

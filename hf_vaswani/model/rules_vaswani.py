@@ -1,12 +1,71 @@
-"""The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
+"""The settings and rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
+import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, StoppingCriteria
+
+
+class SearchSetting(NamedTuple):
+    """
+    A setting of the generation config that this model adds to those of transformers, or checks.
+
+    Attributes:
+        default: value where no call and no config has one, for settings that transformers does not have.
+        by_type (`dict`): value with more than one beam where no call and no config has one, by `length_penalty_type`.
+        choices (`tuple`): the values that it may have; or it is a number,
+        at_least, at_most (`int`): in this range, and whole if it has no upper end.
+        beams_only (`bool`): only beam search reads it.
+    """
+
+    default: Any = None
+    by_type: dict[str, Any] = {}
+    choices: tuple[str, ...] = ()
+    at_least: int | None = None
+    at_most: int | None = None
+    beams_only: bool = False
+
+    def expected(self, value: Any) -> str | None:
+        """Returns the values that are allowed, in words, or `None` if this value is one of them."""
+        if self.choices:
+            return None if value in self.choices else " or ".join(f'"{choice}"' for choice in self.choices)
+        if value is None:
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
+            return "a finite number"
+        if self.at_least is None:
+            return None
+        if self.at_most is None:
+            is_allowed, words = (
+                type(value) is int and value >= self.at_least,
+                f"a whole number of at least {self.at_least}",
+            )
+            words = words if self.default is None else f"None or {words}"
+        else:
+            is_allowed = isinstance(value, (int, float)) and self.at_least <= value <= self.at_most
+            words = f"a number from {self.at_least} to {self.at_most}"
+        return None if is_allowed else words
+
+
+# A recipe has a setting if it has a key of this name, and the record of a search has those that the search reads. No
+# alpha is beyond the largest exponent of a length that float32 can represent.
+SEARCH_SETTINGS = {
+    "num_beams": SearchSetting(at_least=1),
+    "length_penalty": SearchSetting(by_type={"gnmt": 0.6, "power": 1.0}, at_least=-10, at_most=10, beams_only=True),
+    "length_penalty_type": SearchSetting("gnmt", choices=("gnmt", "power"), beams_only=True),
+    "early_stopping": SearchSetting(by_type={"gnmt": "never", "power": False}, beams_only=True),
+    "finish_candidates": SearchSetting("all", choices=("all", "top"), beams_only=True),
+    "num_return_sequences": SearchSetting(at_least=1, beams_only=True),
+    "max_length_offset": SearchSetting(50, at_least=0),
+    "max_length": SearchSetting(at_least=1),
+    "max_new_tokens": SearchSetting(at_least=1),
+}
+# The settings of this model alone.
+DEFAULTS = {name: each.default for name, each in SEARCH_SETTINGS.items() if each.default is not None}
 
 # Score of a missing hypothesis, as in transformers. Every real log-probability is above a tenth of it.
 MISSING = -1e9

@@ -8,8 +8,8 @@ from functools import wraps
 from typing import Any
 
 from ..extras import extra
-from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
 from ..translation.alignment import AlignedPart, ended_by, translate_and_align
 from ..visualization.explorer import explore
@@ -242,7 +242,8 @@ def build_demo(
 def _search_settings(config: Any) -> list[Any]:
     """Returns sliders for the number of beams, the length penalty and the number of translations."""
     beams = min(config.num_beams or 4, MAX_BEAMS)
-    penalty = ALPHAS[config.length_penalty_type] if config.length_penalty is None else config.length_penalty
+    default = SEARCH_SETTINGS["length_penalty"].by_type[config.length_penalty_type]
+    penalty = default if config.length_penalty is None else config.length_penalty
     with gradio.Accordion("Search", open=False), gradio.Row():
         return [
             gradio.Slider(1, MAX_BEAMS, value=beams, step=1, label="Beams"),

@@ -52,10 +52,6 @@ logger = logging.getLogger(__name__)
 
 # Settings of the model that training may change.
 FREE = ("dropout", "attention_dropout", "activation_dropout")
-SEARCH = (
-    *("num_beams", "length_penalty", "length_penalty_type", "finish_candidates", "early_stopping"),
-    *("max_length_offset", "max_length"),
-)
 # Those whose defaults have changed since 0.1.
 RULES = ("length_penalty_type", "finish_candidates", "early_stopping")
 # The size of an update, which recipes of 0.1 did not have.
@@ -320,7 +316,7 @@ def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBa
 
 def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
     """Returns the search settings of a model that the recipe leaves to it."""
-    found = {name: getattr(generation, name, None) for name in SEARCH}
+    found = {name: getattr(generation, name, None) for name in search_of(recipe.evaluation)}
     found["num_beams"] = found["num_beams"] or 1
     # Of the two limits, the recipe's own replaces the model's.
     limits = ("max_length_offset", "max_length")
@@ -378,7 +374,7 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     if recipe.initialize.from_ is None:
         return _filled(recipe, {name: recorded[name] for rule in RULES if (name := f"evaluation.{rule}") in recorded})
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
-    names += [f"evaluation.{name}" for name in SEARCH] + ["tokenizer.decoder_start"]
+    names += [f"evaluation.{name}" for name in search_of(recipe.evaluation)] + ["tokenizer.decoder_start"]
     if recipe.initialize.vocabulary == "keep":
         names += ["tokenizer.kind", "tokenizer.vocab_size", "tokenizer.path"]
     return _filled(recipe, {name: recorded[name] for name in names if name in recorded})

@@ -20,6 +20,7 @@ from ..model.heads_vaswani import (
     VaswaniForTokenClassification,
 )
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
+from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..recipe import EvaluationRecipe, Recipe
 
 # Sum and divisor of a measure, by its name.
@@ -89,16 +90,10 @@ def has_segments(recipe: Recipe) -> bool:
 
 def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:
     """Returns the search settings of a recipe, as a generation config has them."""
-    return {
-        "num_beams": evaluation.num_beams,
-        # transformers does not save settings that a single beam has no use for.
-        "length_penalty": evaluation.length_penalty if evaluation.num_beams > 1 else None,
-        "early_stopping": evaluation.early_stopping if evaluation.num_beams > 1 else None,
-        "finish_candidates": evaluation.finish_candidates,
-        "length_penalty_type": evaluation.length_penalty_type,
-        "max_length_offset": evaluation.max_length_offset,
-        "max_length": evaluation.max_length,
-    }
+    # transformers does not save settings of its own that a single beam has no use for.
+    found = {name: getattr(evaluation, name) for name in SEARCH_SETTINGS if hasattr(evaluation, name)}
+    # transformers does not save settings of its own that a single beam has no use for.
+    return found if evaluation.num_beams > 1 else found | dict.fromkeys(("length_penalty", "early_stopping"))
 
 
 def config_of_labels(labels: Sequence[str]) -> dict[str, Any]:

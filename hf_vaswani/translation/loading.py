@@ -29,10 +29,9 @@ from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import MOVING_AVERAGE, check_weights, read_json
 from ..model import heads_vaswani as heads
-from ..model.generation_vaswani import CHOICES, MAX_ALPHA
-from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
 from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import find_non_finite
+from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..model_names import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -61,19 +60,23 @@ FORMS_OF_IDS = {
 # Names of settings, the form of their values in JSON, and this form in words. Without the highest count, a search
 # could be practically endless.
 FORMS = FORMS_OF_IDS | {
-    "|".join(SEARCH_COUNTS): (r"[1-9]\d{0,6}", "a whole number from 1 to 9,999,999"),
+    "|".join(name for name, each in SEARCH_SETTINGS.items() if each.at_least == 1): (
+        r"[1-9]\d{0,6}",
+        "a whole number from 1 to 9,999,999",
+    ),
     "max_length_offset|min_length|min_new_tokens|(encoder_)?no_repeat_ngram_size": (
         r"\d{1,7}",
         "a whole number from 0 to 9,999,999",
     ),
-    "length_penalty": (
-        rf"-?({MAX_ALPHA}(\.0)?|\d(\.\d+)?(e-\d+)?)",
-        f"a number from -{MAX_ALPHA} to {MAX_ALPHA}",
-    ),
+    "length_penalty": (r"-?(10(\.0)?|\d(\.\d+)?(e-\d+)?)", "a number from -10 to 10"),
     "repetition_penalty|temperature|top_p": (r"-?\d.*", "a number"),
     "do_sample|use_cache|output_(scores|logits|attentions|hidden_states)": ("true|false", "true or false"),
     "early_stopping": ('true|false|"never"', "true, false or 'never'"),
-    **{name: ("|".join(f'"{each}"' for each in each), " or ".join(map(repr, each))) for name, each in CHOICES.items()},
+    **{
+        name: ("|".join(f'"{choice}"' for choice in each.choices), " or ".join(map(repr, each.choices)))
+        for name, each in SEARCH_SETTINGS.items()
+        if each.choices
+    },
 }
 # Sizes in the config of any model of transformers: it has at least as many weights, or as many tensors as layers.
 SIZES, LAYERS = r"d_\w+|num_heads|\w+_(size|dim|heads)", r"\w+_layers"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..model.rules_vaswani import MISSING, BeamSearchRules, search_call, special_ids
+from ..model.rules_vaswani import MISSING, SEARCH_SETTINGS, BeamSearchRules, search_call, special_ids
 from ..model.search_vaswani import Alive, Step, beam_search, fast_search_inputs, find_obstacle, single_search
 from ..model.sentences_vaswani import evaluation_mode
 
@@ -87,8 +87,8 @@ class SearchRecord:
     A search.
 
     Attributes:
-        settings (`dict`): `num_beams`, and what the search read of `length_penalty`, `length_penalty_type`,
-            `early_stopping`, `finish_candidates`, `num_return_sequences`, `do_sample`.
+        settings (`dict`): `num_beams`; of beam search also the rows of `SEARCH_SETTINGS` that it alone reads, and of
+            other searches `do_sample`.
         max_length (`int`): the maximum number of tokens.
         steps (`list[SearchStep]`): the steps.
         hypotheses (`list[Hypothesis]`): the finished hypotheses, best first. The first are those that `generate()`
@@ -175,11 +175,8 @@ class _BeamRecorder:
 
     def __init__(self, generation_config: Any, rules: BeamSearchRules) -> None:
         self.rules, self.num_beams = rules, generation_config.num_beams
-        self.settings = _settings(
-            generation_config,
-            *("num_beams", "length_penalty", "length_penalty_type", "early_stopping", "finish_candidates"),
-            "num_return_sequences",
-        )
+        read = [name for name, setting in SEARCH_SETTINGS.items() if setting.beams_only]
+        self.settings = _settings(generation_config, "num_beams", *read)
         self.steps: list[SearchStep] = []
         self.running = [0.0]
         self.all_end = self.enough = False

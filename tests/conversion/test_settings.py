@@ -20,7 +20,7 @@ from hf_vaswani.conversion.settings import (
     start_token_id,
 )
 from hf_vaswani.model import search_vaswani
-from hf_vaswani.model.generation_vaswani import CHOICES, DEFAULTS
+from hf_vaswani.model.rules_vaswani import DEFAULTS, SEARCH_SETTINGS
 from hf_vaswani.model.search_vaswani import TRANSFORMERS_ONLY
 
 from ..model.test_search import random_model, sentences
@@ -51,22 +51,27 @@ ON = {
     "penalty_alpha": 0.6,
     "constraints": ["a"],
     "force_words_ids": [[7]],
+    "dola_layers": "low",
+    "token_healing": True,
     "length_penalty_type": "gnmt",
     "finish_candidates": "all",
     "early_stopping": "never",
 }
 
 
-# The fields of transformers' config that are no rows: sizes, lengths and special tokens, which each search has; what
-# draws, or says how fast the tokens come; outputs that a translation does not have; and notes.
+# Settings that mean nothing without `do_sample` or groups of beams, which engines refuse, and one that mends numbers.
+SAMPLING = {"temperature": 0.5, "top_k": 2, "top_p": 0.5, "top_h": 0.5, "min_p": 0.5, "typical_p": 0.5}
+SAMPLING |= {"epsilon_cutoff": 0.5, "eta_cutoff": 0.5, "diversity_penalty": 0.5, "remove_invalid_values": True}
+# The fields of transformers' config that are no rows: these; sizes, lengths and special tokens, which each search has;
+# what says how fast the tokens come; outputs that a translation does not have; and a note.
 NO_SETTINGS = {
     *("num_beams", "num_return_sequences", "length_penalty", "max_length", "max_new_tokens"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id"),
-    *("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *SAMPLING,
     *("use_cache", "cache_config", "cache_implementation", "max_cache_len", "prefill_chunk_size", "low_memory"),
-    *("compile_config", "disable_compile", "continuous_batching_config", "remove_invalid_values", "diversity_penalty"),
+    *("compile_config", "disable_compile", "continuous_batching_config"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
-    *("dola_layers", "token_healing", "transformers_version"),
+    "transformers_version",
 }
 # Of assisted decoding, which finds the same tokens.
 ASSISTED = (
@@ -122,10 +127,18 @@ def test_every_setting_has_one_row() -> None:
     theirs = {name for name in vars(GenerationConfig()) if not name.startswith("_") and not name.startswith(ASSISTED)}
     assert theirs - NO_SETTINGS - {"use_mtp"} <= SETTINGS.keys() == ON.keys()
     ours = {name for name, each in SETTINGS.items() if not each.marian}
-    assert ours == DEFAULTS.keys() == TRANSFORMERS_RULES.keys() and CHOICES.keys() < ours
-    for name, values in CHOICES.items():
-        assert {DEFAULTS[name], TRANSFORMERS_RULES[name]} == set(values)
+    assert ours == DEFAULTS.keys() == TRANSFORMERS_RULES.keys()
+    for name, setting in SEARCH_SETTINGS.items():
+        assert name in NO_SETTINGS | SETTINGS.keys()
+        assert not setting.choices or {setting.default, TRANSFORMERS_RULES[name]} == set(setting.choices)
     assert SETTINGS.keys().isdisjoint(TRANSFORMERS_ONLY)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_settings_of_sampling_change_nothing_without_it(num_beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    plain = model.generate(**inputs, num_beams=num_beams)
+    assert model.generate(**inputs, num_beams=num_beams, **SAMPLING).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
