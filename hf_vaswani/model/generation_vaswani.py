@@ -4,28 +4,8 @@
 inference to input length + 50, but terminate early when possible." Where the paper is silent, the code of its authors
 (tensor2tensor, `beam_search.py`) decides. Everything is a setting of the generation config: it is saved there, and
 `generate()` takes it as a keyword. A model without `num_beams` searches greedily, like every model of transformers; a
-recipe sets the paper's 4 beams. Three settings are specific to this model:
-
-- `length_penalty_type` (`str`, defaults to `"gnmt"`): divisor of the log-probability of a hypothesis, see
-  [`length_penalty`]; `"power"` is transformers' own. L is the number of generated tokens, with `</s>` and without the
-  decoder's prompt. The quotient is returned as `sequences_scores`.
-- `max_length_offset` (`int`, *optional*, defaults to 50): maximum length of **each sentence**, relative to its source,
-  `</s>` included and padding not (by the attention mask). A sentence that reaches it is cut, as in tensor2tensor: no
-  `</s>` is appended. `max_length` or `max_new_tokens`, of the call or the config, override it; `None` disables it.
-- `finish_candidates` (`str`, defaults to `"all"`): which of the 2 x `num_beams` best candidates of a step may finish
-  (with n end-of-sentence tokens, (1 + n) x `num_beams`). `"all"` as in tensor2tensor, where a cut hypothesis is not
-  finished: cut hypotheses are only returned, behind the finished ones, if fewer than `num_return_sequences` have
-  finished. Or `"top"`, the first `num_beams`, as in transformers, where a cut hypothesis is finished and competes.
-
-Two settings of transformers default to the paper's values if there is more than one beam. (They are not written into
-the generation config, because transformers reports them as mistakes when there is one beam.)
-
-- `length_penalty` (`float`): alpha; 0.6 for `"gnmt"`, and 1.0 for `"power"` as in transformers.
-- `early_stopping` (`bool` or `str`): `"never"` for `"gnmt"`, the rule of tensor2tensor: a sentence is done when no
-  running hypothesis could still become one of the `num_return_sequences` best, even if it kept its probability up to
-  the maximum length. `False` for `"power"` as in transformers, which compares with the `num_beams` best at the present
-  length and may stop too soon; `"never"` takes several times as long with this penalty. `True` stops at `num_beams`
-  finished hypotheses.
+recipe sets the paper's 4 beams. The settings and their defaults are `SEARCH_SETTINGS` in `rules_vaswani.py`; with one
+beam, those that transformers has are not written into the generation config, where it would report them as mistakes.
 
 `generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
 same vocabulary on the same device, with the settings of this model. `generate(..., shortlist=Shortlist.load(folder,
@@ -224,7 +204,9 @@ class VaswaniGenerationMixin(FastSearchMixin):
             # transformers treats None as unset, but for these settings it is a value.
             setattr(prepared, name, next((layer[name] for layer in layers if name in layer), default))
             model_kwargs.pop(name, None)
-        check_settings(prepared)
+        for name, value in vars(prepared).items():
+            if expected := SEARCH_SETTINGS.get(name, SearchSetting()).expected(value):
+                raise ValueError(f"{name} must be {expected}, but it is {value!r}.")
         for name, setting in SEARCH_SETTINGS.items():
             # Assisted decoding validates this config again, which would report these settings beside one beam.
             if setting.by_type and prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
@@ -303,14 +285,6 @@ def check_search_call(model: Any, call: SearchCall, **kwargs: Any) -> None:
         if kwargs.get(name) is not None:
             # Each model has its own encoder and embeddings, and a shortlist selects entries by the ids of the source.
             call.refuse(f"{name} was given")
-
-
-def check_settings(generation_config: GenerationConfig) -> None:
-    """Raises a `ValueError` if a setting has an unknown value, or a number that is not finite or out of range."""
-    for name, value in vars(generation_config).items():
-        expected = SEARCH_SETTINGS.get(name, SearchSetting()).expected(value)
-        if expected:
-            raise ValueError(f"{name} must be {expected}, but it is {value!r}.")
 
 
 def check_readable(name: str, **kwargs: Any) -> None:

@@ -164,9 +164,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
         """Computes logits and loss from the encoder's output; arguments and results as in `forward`."""
         if labels is not None:
             check_shape("labels", labels, *hidden_states.shape[:2])
-        elif loss_only:
-            raise ValueError("loss_only needs labels, but labels is None.")
-        if loss_only:
+        if labels is not None and loss_only:
             is_label = labels != -100
             hidden_states, labels = hidden_states[is_label][None], labels[is_label][None]  # [1, labels, ...]
         return self.logits_and_loss(
@@ -331,8 +329,6 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         Raises:
             ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
         """
-        if loss_only and labels is None:
-            raise ValueError("loss_only needs labels, but labels is None.")
         if labels is not None:
             use_cache = False
         outputs = self.model(

@@ -1,11 +1,8 @@
 """Computations that are faster than torch's own functions, on a CPU: dropout, the loss over the vocabulary, products.
 
-Dropout and the loss are hot in training. Forward and backward (`docs/benchmarks.md`), dropout is 2.4 times as fast as
-torch's, and the loss is 1.4 times as fast as `torch.nn.functional.linear_cross_entropy`, which has no label smoothing,
-and 1.5 times as fast as the logits with `cross_entropy`. Products of float32 matrices are hot in a search. torch takes
-MKL, which is made for some processors; oneDNN, which torch has for its compiler, takes half the time on others.
-
-`tests/model/test_kernels.py` compares each with torch's own.
+Dropout and the loss are hot in training, and products of float32 matrices in a search: torch takes MKL for them, and
+oneDNN, which it has for its compiler, takes half the time on some processors. `docs/benchmarks.md` says how much each
+saves, and `tests/model/test_kernels.py` compares each with torch's own.
 """
 
 import functools

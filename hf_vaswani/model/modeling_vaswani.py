@@ -1,9 +1,8 @@
 """The network of "Attention Is All You Need" (Vaswani et al., 2017).
 
-First the paper, bottom-up through Section 3 and Figure 1: attention (3.2), feed-forward networks (3.3), embeddings
-and positions (3.4, 3.5), the layers and stacks made of them (3.1), and the regularization of 5.4. Then the models that
-users of transformers know, the adaptations that transformers and PEFT need, and the checks of the inputs. Models of
-one stack with another head are in `heads_vaswani.py`.
+First the paper, bottom-up through Section 3 and Figure 1, and the regularization of 5.4. Then the models that users of
+transformers know, what transformers and PEFT ask of them, and the checks of the inputs. Models of one stack with
+another head are in `heads_vaswani.py`.
 """
 
 import copy
@@ -800,16 +799,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         states = encoder_outputs.last_hidden_state
-        decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=states,
-            encoder_attention_mask=attention_mask,
-            cache=cache,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        kwargs |= {"encoder_hidden_states": states, "encoder_attention_mask": attention_mask}
+        kwargs |= {"cache": cache, "use_cache": use_cache, "inputs_embeds": decoder_inputs_embeds}
+        decoder_outputs = self.decoder(decoder_input_ids, decoder_attention_mask, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             decoder_hidden_states=decoder_outputs.hidden_states,
@@ -845,6 +837,8 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         with `loss_only`, and the loss, or `None` without labels. Other arguments and errors as in
         [`VaswaniForConditionalGeneration.forward`].
         """
+        if loss_only and labels is None:
+            raise ValueError("loss_only needs labels, but labels is None.")
         frozen = self.frozen_row
         if labels is not None:
             check_shape("labels", labels, *hidden_states.shape[:2])
@@ -907,12 +901,11 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, or -100 where
                 there is no label. Shifted right, they are the default of `decoder_input_ids`.
-            epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`], named by the paper because
-                transformers' Trainer takes every argument with "label" in its name for a column of the data.
-            num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of labels by default. With
-                the number of labels of a whole update, the losses of its micro-batches add up exactly.
+            epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`]. transformers' Trainer takes every
+                argument with "label" in its name for a column of the data.
+            num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of labels by default.
             loss_only (`bool`): whether to return `loss` without `logits`. Computed a few positions at a time, it takes
-                less time and a fraction of the memory. Its `backward` can run once only.
+                a fraction of the memory. Its `backward` can run once only.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
@@ -921,24 +914,13 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         Raises:
             ValueError: as in [`VaswaniModel.forward`], and if labels do not fit, or are missing with `loss_only`.
         """
-        if loss_only and labels is None:
-            raise ValueError("loss_only needs labels, but labels is None.")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        kwargs |= {"cache": cache, "use_cache": use_cache, "encoder_outputs": encoder_outputs}
+        kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
+        outputs = self.model(input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, **kwargs)
         others = dict(outputs)
         states = others.pop("last_hidden_state")
         logits, loss = self.logits_and_loss(states, labels, epsilon_ls, num_items_in_batch, loss_only)

@@ -216,17 +216,16 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 that it translates few long sentences and many short ones together.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
                 with the language tag that the text begins with, and join the translations of the same rank.
-            longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into
-                pieces of at most half as many, and joins their translations, unless `truncation`, `return_tensors` or
-                a `streamer` is set. By default what [`longest_source`] says.
+            longest_sentence (`int`, *optional*): in tokens, by default [`longest_source`]. A pipeline for translation
+                cuts a longer sentence into pieces of at most half as many, and joins their translations, unless
+                `truncation`, `return_tensors` or a `streamer` is set.
             return_tensors (`bool`, *optional*): return token ids instead of text, whatever `return_text` says.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
             truncation (`bool` or `str`, *optional*): truncate sentences that are longer than the tokenizer's
-                `model_max_length` or the model's `max_position_embeddings`. By default they are not truncated.
-            src_lang (`str`, *optional*): source language, for multilingual tokenizers that need one.
-            tgt_lang (`str`, *optional*): target language, for multilingual tokenizers that need one, and for
-                vocabularies with a tag for each target language, as `<2de>`, which is put in front of the sentence.
-                Models whose config has `language_pairs` accept these languages only.
+                `model_max_length` or the model's `max_position_embeddings`.
+            src_lang, tgt_lang (`str`, *optional*): languages, for multilingual tokenizers; a target language also for
+                vocabularies with a tag for each, as `<2de>`, which is put in front of the sentence. Models whose
+                config has `language_pairs` accept these languages only.
             stop_sequence (`str`, *optional*): text of one token that ends an answer, in place of `</s>`.
             kwargs: arguments of `model.generate`: `num_beams`, `num_return_sequences`, `generation_config`, ...
 
@@ -238,9 +237,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             stays as it is, and white space alone becomes an empty text; their ids are padding.
 
         Raises:
-            TypeError, ValueError: if a text has another type or half of a surrogate pair, neither the pipeline nor
-                `generate` knows a keyword, the tokenizer has no pad token for a batch, the model was not trained for a
-                language, nothing chooses among several, or ids are to be returned of joined translations.
+            TypeError, ValueError: if a text has another type or half of a surrogate pair, nobody knows a keyword, the
+                model was not trained for a language, or ids are to be returned of joined translations.
         """
         texts = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)) else None
         loading = {"num_workers": num_workers, "batch_size": batch_size}
@@ -384,10 +382,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         return generated.reshape(len(sources), -1, generated.shape[-1])
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """
-        Lets the caller's length limit override the model's, whether it is `max_length` or `max_new_tokens`. In
-        `generate` itself `max_new_tokens` overrides the other one, whoever set it, with a warning.
-        """
+        """Lets the caller's length limit override the model's: in `generate`, `max_new_tokens` overrides the other."""
         # A generation config of the call replaces the constructor's settings.
         constructor = {} if "generation_config" in generate_kwargs else self._generate_kwargs
         for keywords in (generate_kwargs, constructor):

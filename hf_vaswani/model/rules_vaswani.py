@@ -32,34 +32,37 @@ class SearchSetting(NamedTuple):
     def expected(self, value: Any) -> str | None:
         """Returns the values that are allowed, in words, or `None` if this value is one of them."""
         if self.choices:
-            return None if value in self.choices else " or ".join(f'"{choice}"' for choice in self.choices)
-        if value is None:
-            return None
-        if isinstance(value, float) and not math.isfinite(value):
-            return "a finite number"
-        if self.at_least is None:
-            return None
-        if self.at_most is None:
-            is_allowed, words = (
-                type(value) is int and value >= self.at_least,
-                f"a whole number of at least {self.at_least}",
-            )
-            words = words if self.default is None else f"None or {words}"
-        else:
+            is_allowed, words = value in self.choices, " or ".join(f'"{choice}"' for choice in self.choices)
+        elif value is None or (isinstance(value, float) and not math.isfinite(value)):
+            is_allowed, words = value is None, "a finite number"
+        elif self.at_most is not None and self.at_least is not None:
             is_allowed = isinstance(value, (int, float)) and self.at_least <= value <= self.at_most
             words = f"a number from {self.at_least} to {self.at_most}"
+        else:
+            is_allowed = self.at_least is None or (type(value) is int and value >= self.at_least)
+            words = f"{'' if self.default is None else 'None or '}a whole number of at least {self.at_least}"
         return None if is_allowed else words
 
 
-# A recipe has a setting if it has a key of this name, and the record of a search has those that the search reads. No
-# alpha is beyond the largest exponent of a length that float32 can represent.
+# A recipe has a setting if it has a key of this name, and the record of a search has those that the search reads.
 SEARCH_SETTINGS = {
     "num_beams": SearchSetting(at_least=1),
+    # The exponent alpha. float32 can represent no length to a larger power.
     "length_penalty": SearchSetting(by_type={"gnmt": 0.6, "power": 1.0}, at_least=-10, at_most=10, beams_only=True),
+    # The divisor of the log-probability of a hypothesis, see `length_penalty`; "power" is transformers' own. L counts
+    # the generated tokens, `</s>` included and the decoder's prompt not.
     "length_penalty_type": SearchSetting("gnmt", choices=("gnmt", "power"), beams_only=True),
+    # "never", the rule of tensor2tensor: a sentence is done when no running hypothesis could still become one of the
+    # `num_return_sequences` best, even if it kept its probability up to the maximum length. False, as in transformers,
+    # compares with the `num_beams` best at the present length. True stops at `num_beams` finished hypotheses.
     "early_stopping": SearchSetting(by_type={"gnmt": "never", "power": False}, beams_only=True),
+    # Which of the 2 x `num_beams` best candidates of a step may finish (with n ends of a sentence, (1 + n) x
+    # `num_beams`). "all" as in tensor2tensor: cut hypotheses are returned only behind the finished ones. "top", the
+    # first `num_beams`, as in transformers, where a cut hypothesis is finished and competes.
     "finish_candidates": SearchSetting("all", choices=("all", "top"), beams_only=True),
     "num_return_sequences": SearchSetting(at_least=1, beams_only=True),
+    # The maximum length of each sentence, relative to its source, `</s>` included. A sentence that reaches it is cut:
+    # no `</s>` is appended. `max_length` and `max_new_tokens` override it, and None disables it.
     "max_length_offset": SearchSetting(50, at_least=0),
     "max_length": SearchSetting(at_least=1),
     "max_new_tokens": SearchSetting(at_least=1),
