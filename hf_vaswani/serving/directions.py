@@ -128,7 +128,7 @@ class Directions:
         best = max(sources, key=lambda source: ranks.get(_primary(source), 0.0))
         return Guess(best, round(100 * float(ranks.get(_primary(best), 0.0)), 1))
 
-    def of_request(self, texts: Sequence[str], source: str, target: str) -> tuple[tuple[str, str, str], Guess | None]:
+    def resolve(self, texts: Sequence[str], source: str, target: str) -> tuple[tuple[str, str, str], Guess | None]:
         """
         Finds the model of a request, as [`~Directions.find`], and the language of its texts if the source is `auto`.
 

@@ -467,7 +467,7 @@ async def translate(request: Request, service: Shared) -> Response:
     asked = await service.read(request, TranslateRequest)
     texts = asked.texts
     request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
-    direction, guess = service.directions.of_request(texts, asked.source, asked.target)
+    direction, guess = service.directions.resolve(texts, asked.source, asked.target)
     work = service.translate((*direction, asked.format, asked.alternatives + 1), texts)
     found = await unless_gone(request, work)
     # A text has one answer, and a list a list of each.

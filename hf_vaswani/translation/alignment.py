@@ -405,10 +405,10 @@ def align(source: Text, target: Text, attention: torch.Tensor, unit: str, shift:
     columns, rows = (text.words() if unit == "words" else text.pieces() for text in (source, target))
     # Behind the last token, which is `</s>` and in no word, no step is missing.
     attention = attention.roll(-1, dims=0) if shift else attention
-    of_words = attention.new_zeros(len(attention), len(columns))
+    by_word = attention.new_zeros(len(attention), len(columns))
     for i, column in enumerate(columns):
-        of_words[:, i] = attention[:, column.tokens].sum(dim=1)
-    probabilities = torch.stack([of_words[row.tokens].mean(dim=0) for row in rows]) if rows else of_words[:0]
+        by_word[:, i] = attention[:, column.tokens].sum(dim=1)
+    probabilities = torch.stack([by_word[row.tokens].mean(dim=0) for row in rows]) if rows else by_word[:0]
     # A word without tokens attends to nothing.
     probabilities = probabilities.nan_to_num(0.0)
     spans = [[(unit.start, unit.end) for unit in units] for units in (columns, rows)]

@@ -215,8 +215,8 @@ class _Builder:
         if text and alone and alone[-1].start > end:
             segment.back = self.text[alone[-1].start :]
 
-        def place(of_all: int) -> int:
-            return min(max(of_all - front, 0), len(text)) - bisect_left(odd, of_all)
+        def place(at: int) -> int:
+            return min(max(at - front, 0), len(text)) - bisect_left(odd, at)
 
         starts, ends = [front, *(at + 1 for at in odd)], [*odd, end]
         segment.text = "".join(self.text[begin:stop] for begin, stop in zip(starts, ends, strict=True))

@@ -629,7 +629,7 @@ def translate_markup(
             else [part] * count
             for part in parts
         ]
-        written.append(["".join(of_rank) for of_rank in zip(*ranks, strict=True)] or [""] * count)
+        written.append(["".join(rank) for rank in zip(*ranks, strict=True)] or [""] * count)
     return written
 
 

@@ -7,11 +7,13 @@ from hf_vaswani.data.tokenizer import add_language_tags, load_tokenizer
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
 
 
-def test_a_corpus_is_translated_in_order_with_any_batches(tiny_run) -> None:
-    model, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
-        load_tokenizer(str(tiny_run / "model")),
-    )
+@pytest.fixture
+def translator(tiny_run):
+    return AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"), load_tokenizer(str(tiny_run / "model"))
+
+
+def test_a_corpus_is_translated_in_order_with_any_batches(translator) -> None:
+    model, tokenizer = translator
     model.train()
     sentences = ["one two three", "", "nine", "four five six seven eight", "   ", "two"]
     together = translate_corpus(model, tokenizer, sentences, tokens_per_batch=64, max_length=10)
@@ -27,11 +29,8 @@ def test_a_corpus_is_translated_in_order_with_any_batches(tiny_run) -> None:
     assert translate_corpus(model, tokenizer, [], max_length=10) == []
 
 
-def test_batches_keep_to_the_budget_and_dropout_is_off(tiny_run, monkeypatch) -> None:
-    model, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
-        load_tokenizer(str(tiny_run / "model")),
-    )
+def test_batches_keep_to_the_budget_and_dropout_is_off(translator, monkeypatch) -> None:
+    model, tokenizer = translator
     generate, shapes = model.generate, []
 
     def spy(**inputs):
@@ -45,14 +44,6 @@ def test_batches_keep_to_the_budget_and_dropout_is_off(tiny_run, monkeypatch) ->
     assert all(rows * width <= 30 for rows, width in shapes)
     assert sum(rows for rows, _ in shapes) == 25
     assert max(rows for rows, _ in shapes) > 5
-
-
-@pytest.fixture
-def translator(tiny_run):
-    return (
-        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
-        load_tokenizer(str(tiny_run / "model")),
-    )
 
 
 def test_the_mode_of_every_module_is_restored_even_after_an_error(translator, monkeypatch) -> None:

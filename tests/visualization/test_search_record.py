@@ -81,8 +81,7 @@ def test_finished_hypotheses_stay_until_better_ones_come() -> None:
         scores = []
         for at, candidate in step.finished:
             each = found.steps[at].candidates[candidate]
-            assert each.ends
-            assert each.finished
+            assert each.ends and each.finished
             scores.append(each.total / ((5 + at + 1) / 6) ** 0.6)
         assert scores == sorted(scores, reverse=True)
         new = {i for i, each in enumerate(step.candidates) if each.finished}
@@ -99,8 +98,7 @@ def stopped_by_scores(**settings) -> SearchRecord:
 def test_it_stops_when_the_best_hope_is_not_above_the_bar() -> None:
     found = stopped_by_scores()
     last, before = found.steps[-1], found.steps[-2]
-    assert last.upper_bound is not None
-    assert last.threshold is not None
+    assert last.upper_bound is not None and last.threshold is not None
     assert found.stop == (
         f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would have "
         f"a score of {last.upper_bound:.3f} at the maximum length of 56 tokens, and the best finished hypothesis has "
@@ -121,9 +119,8 @@ def test_other_reasons_to_stop() -> None:
     assert len(found.hypotheses) == 3
     stop = record_search(model, SOURCE, num_beams=3, max_new_tokens=2).stop
     assert stop == "The maximum length of 2 tokens is reached."
-    assert (
-        record_search(model, SOURCE, num_beams=1, max_new_tokens=1).stop == "The maximum length of 1 token is reached."
-    )
+    stop = record_search(model, SOURCE, num_beams=1, max_new_tokens=1).stop
+    assert stop == "The maximum length of 1 token is reached."
     assert record_search(tiny_model(eos=torch.inf), SOURCE, num_beams=1).stop == "The token </s> was taken."
 
 
@@ -145,14 +142,13 @@ def test_greedy_search_and_sampling(seed, settings) -> None:
             assert taken[0] is step.candidates[0]
 
 
-def test_a_decoder_on_its_own() -> None:
-    model = tiny_model(kind=VaswaniForCausalLM)
-    prompt = torch.tensor([[5, 9, 17]])
-    for settings in ({"num_beams": 1}, {"num_beams": 3}):
-        found = record_search(model, prompt, max_new_tokens=5, **settings)
-        expected = model.generate(prompt, max_new_tokens=5, **settings)[0, 3:].tolist()
-        assert found.hypotheses[0].ids == expected[: len(found.hypotheses[0].ids)]
-        assert found.max_length == 5
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_decoder_on_its_own(num_beams) -> None:
+    model, prompt = tiny_model(kind=VaswaniForCausalLM), torch.tensor([[5, 9, 17]])
+    found = record_search(model, prompt, max_new_tokens=5, num_beams=num_beams)
+    expected = model.generate(prompt, max_new_tokens=5, num_beams=num_beams)[0, 3:].tolist()
+    assert found.hypotheses[0].ids == expected[: len(found.hypotheses[0].ids)]
+    assert found.max_length == 5
 
 
 @pytest.mark.parametrize(
@@ -164,16 +160,12 @@ def test_a_decoder_on_its_own() -> None:
         ({"prompt_lookup_num_tokens": 3}, "but the settings ask for assisted generation"),
         ({"assistant_model": object()}, "A search with assistant_model cannot be recorded"),
         ({"num_beams": 1, "do_sample": True, "num_return_sequences": 2}, "One beam has one answer"),
+        ({"input_ids": SOURCE.repeat(2, 1)}, "for one text, but input_ids has 2 rows"),
     ],
 )
 def test_other_searches_are_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
-        record_search(random_model(0), SOURCE, **settings)
-
-
-def test_one_text_at_a_time() -> None:
-    with pytest.raises(ValueError, match="for one text, but input_ids has 2 rows"):
-        record_search(random_model(0), SOURCE.repeat(2, 1), num_beams=2)
+        record_search(random_model(0), **({"input_ids": SOURCE} | settings))
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
