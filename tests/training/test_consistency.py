@@ -1,6 +1,5 @@
 """SimCut and R-Drop in training: the batches of two passes, their losses against the formulas, and runs with them."""
 
-import shutil
 from typing import Any
 
 import pytest
@@ -237,18 +236,6 @@ def test_simcut_needs_padding_that_is_zero() -> None:
         model.model.decoder.embed_tokens.weight[0, 3] = 1.0
     with pytest.raises(ValueError, match="padding token whose embedding is zero, but that of id 0 is not"):
         check_padding(model)
-
-
-@pytest.mark.parametrize("option", ["--training.simcut.p=0.2", "--training.r_drop.alpha=5"])
-def test_a_run_resumes_bit_for_bit(tmp_path, option) -> None:
-    run = tmp_path / "run"
-    arguments = [*tiny_recipe(tmp_path, max_steps=8), option, "--run_dir", str(run)]
-    assert main(["train", *arguments]) == 0
-    uninterrupted = (run / "checkpoint-8" / "model.safetensors").read_bytes()
-    for folder in ("checkpoint-8", "model"):
-        shutil.rmtree(run / folder)
-    assert main(["train", *arguments]) == 0
-    assert (run / "checkpoint-8" / "model.safetensors").read_bytes() == uninterrupted
 
 
 def test_both_together_are_refused(tmp_path, capsys) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -78,19 +79,18 @@ def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, ca
 
 @pytest.mark.parametrize(
     "switches",
-    [{"schedule": "cosine"}, {"schedule": "inverse_sqrt"}, {"schedule": "cosine", "optimizer": "muon"}],
+    [
+        {"schedule": "cosine"},
+        {"schedule": "inverse_sqrt", "simcut": "{p: 0.2}"},
+        {"schedule": "cosine", "optimizer": "muon", "r_drop": "{alpha: 5}"},
+    ],
     ids=lambda switches: "-".join(switches.values()),
 )
 def test_every_switch_resumes_bit_for_bit(tmp_path, switches) -> None:
-    """AdamW, Muon, transformers' schedules, smoothing over all, characters: the update after a stop is the same."""
+    """AdamW, Muon, transformers' schedules, two passes, smoothing over all, characters: the update after a stop."""
     run = tmp_path / "run"
-    arguments = [
-        *tiny_recipe(tmp_path, **switches, peak_learning_rate=0.01, weight_decay=0.1, max_steps=8),
-        "--training.label_smoothing_over=all",
-        "--tokenizer.kind=characters",
-        "--run_dir",
-        str(run),
-    ]
+    switches |= {"peak_learning_rate": 0.01, "weight_decay": 0.1, "max_steps": 8, "label_smoothing_over": "all"}
+    arguments = [*tiny_recipe(tmp_path, **switches), "--tokenizer.kind=characters", "--run_dir", str(run)]
     assert main(["train", *arguments]) == 0
     uninterrupted = weights(run / "checkpoint-8")
     for folder in ("checkpoint-8", "model"):
@@ -102,8 +102,6 @@ def test_every_switch_resumes_bit_for_bit(tmp_path, switches) -> None:
 
 def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch) -> None:
     """The recipe's numbers, where the optimizer and the schedule are made."""
-    from hf_vaswani.training import loop as training
-
     seen = {}
 
     def stop(run, state, *_):
@@ -111,7 +109,7 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
         seen.update(optimizer=optimizer, schedule=schedule, tokenizer=run.tokenizer, model=state.model)
         raise ValueError("Enough is seen.")
 
-    monkeypatch.setattr(training, "_train", stop)
+    monkeypatch.setattr(loop, "_train", stop)
     switches = {"schedule": "constant", "peak_learning_rate": 0.5, "warmup_steps": 2, "weight_decay": 0.125}
     arguments = [*tiny_recipe(tiny_run.parent, **switches), "--tokenizer.kind=bytes", "--run_dir", str(tmp_path / "r")]
     assert main(["train", *arguments]) == 2
@@ -137,32 +135,29 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     assert seen["schedule"].get_last_lr() == pytest.approx([16**-0.5 * 10**-1.5])
 
 
-@pytest.fixture
-def steps(monkeypatch) -> list[dict[str, object]]:
-    """What Adam had been told at each of its steps."""
+NOAM = {"max_steps": 12, "learning_rate_factor": 3, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-5}
+COSINE = {"schedule": "cosine", "peak_learning_rate": 0.01, "warmup_steps": 2, "max_steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("switches", "rates", "adam"),
+    [
+        (NOAM, [noam(n, 16, 10, 3) for n in range(1, 13)], ((0.8, 0.9), 1e-5)),
+        # It ends with the training.
+        (COSINE, [0.005, *(0.01 * (1 + math.cos(math.pi * n / 5)) / 2 for n in range(5))], ((0.9, 0.98), 1e-9)),
+    ],
+)
+def test_each_update_has_the_learning_rate_of_its_step(tmp_path, monkeypatch, switches, rates, adam) -> None:
     seen, step = [], torch.optim.Adam.step
 
     def spy(optimizer, *args, **kwargs):
-        group = optimizer.param_groups[0]
-        seen.append({name: group[name] for name in ("lr", "betas", "eps", "amsgrad")})
+        seen.append(dict(optimizer.param_groups[0]))
         return step(optimizer, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", spy)
-    return seen
-
-
-def test_each_update_has_the_learning_rate_of_its_step(tmp_path, steps) -> None:
-    constants = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-5}
-    assert train(tmp_path, tmp_path / "noam", max_steps=12, learning_rate_factor=3, **constants) == 0
-    assert [step["lr"] for step in steps] == pytest.approx([noam(n, 16, 10, 3) for n in range(1, 13)])
-    assert all((step["betas"], step["eps"], step["amsgrad"]) == ((0.8, 0.9), 1e-5, False) for step in steps)
-
-
-def test_a_cosine_ends_with_the_training(tmp_path, steps) -> None:
-    arguments = {"schedule": "cosine", "peak_learning_rate": 0.01, "warmup_steps": 2, "max_steps": 6}
-    assert train(tmp_path, tmp_path / "cosine", **arguments) == 0
-    down = [0.01 * (1 + math.cos(math.pi * n / 5)) / 2 for n in range(5)]
-    assert [step["lr"] for step in steps] == pytest.approx([0.005, *down])
+    assert train(tmp_path, tmp_path / "run", **switches) == 0
+    assert [group["lr"] for group in seen] == pytest.approx(rates)
+    assert all((group["betas"], group["eps"], group["amsgrad"]) == (*adam, False) for group in seen)
 
 
 def validate_as(monkeypatch, bleu: Iterable[float]) -> None:
@@ -299,13 +294,6 @@ def test_compiled_the_network_is_traced_once_for_all_lengths(
     torch._dynamo.reset()
 
 
-def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
-    run = tmp_path / "run"
-    assert train(tmp_path, run, mixed_precision="bf16", max_steps=4) == 0
-    assert json.loads((run / "environment.json").read_text())["mixed_precision"] == "bf16"
-    assert {weight.dtype for weight in weights(run / "checkpoint-4").values()} == {torch.float32}
-
-
 def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path, monkeypatch, caplog) -> None:
     from accelerate.state import AcceleratorState
 
@@ -336,8 +324,11 @@ def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_stat
         return attention(module, *args, **kwargs)
 
     monkeypatch.setattr(modeling_vaswani, "eager_attention_forward", spy)
-    assert train(tmp_path, tmp_path / "run", mixed_precision=precision, max_steps=1) == 0
+    run = tmp_path / "run"
+    assert train(tmp_path, run, mixed_precision=precision, max_steps=1) == 0
     assert bool(calls) == plain
+    assert json.loads((run / "environment.json").read_text())["mixed_precision"] == precision
+    assert {weight.dtype for weight in weights(run / "checkpoint-1").values()} == {torch.float32}
     assert {autocast for training, autocast in calls if training} == ({True} if plain else set())
 
 
@@ -471,7 +462,7 @@ def test_a_full_disk_in_the_log_is_named(tmp_path, capsys, monkeypatch) -> None:
     assert f"{tmp_path / 'run' / 'training.jsonl'} could not be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["/proc/run", "a file/run", "a file/deep/run"])
+@pytest.mark.parametrize("place", ["/proc/run", "a file/deep/run"])
 def test_a_run_dir_where_nothing_can_be_written_is_named(tmp_path, capsys, place) -> None:
     (tmp_path / "a file").write_text("x")
     run = tmp_path / place
@@ -527,56 +518,36 @@ def test_empty_validation_set_changed_text_and_lost_models(tmp_path, capsys) -> 
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
     assert "The training or validation text has changed since" in (error := capsys.readouterr().err)
     assert "(pairs 120 -> 60, " in error
-
-
-def test_a_validation_set_stays_what_it_was(tmp_path, capsys) -> None:
-    """BLEU against two texts has no best."""
-    arguments = [*tiny_recipe(tmp_path, scored=True, max_steps=4), "--run_dir", str(tmp_path / "run")]
-    path = tmp_path / "dev.tsv"
-    arguments = [
-        f"--data.validation_files={path}" if word.startswith("--data.validation") else word for word in arguments
-    ]
-    path.write_text("en\tde\none\teins\n")
-    assert main(["train", *arguments]) == 0
-    path.write_text("en\tde\none\tzwei\n")
-    assert main(["train", *arguments, "--training.max_steps=8"]) == 2
+    # BLEU against two texts has no best.
+    write_pairs(tmp_path)
+    path = tmp_path / "text.de"
+    copy = path.with_name("validation.de")
+    copy.write_text(path.read_text("utf-8").replace("eins", "zwei"), "utf-8")
+    other = f"--data.validation_files={{en: {tmp_path / 'text.en'}, de: {copy}}}"
+    assert main(["train", *longer, other, "--run_dir", str(run)]) == 2
     assert "or validation text has changed since" in capsys.readouterr().err
-    path.write_text("en\tde\none\teins\n")
-    assert main(["train", *arguments, "--training.max_steps=8"]) == 0
 
 
-def test_asked_to_stop_in_an_update_it_stops_after_that_one(tmp_path, capsys, monkeypatch) -> None:
-    import signal
+@pytest.mark.parametrize(
+    ("when", "step"),
+    [("VaswaniForConditionalGeneration.forward", 3), ("validate", 4), ("save_checkpoint", 4)],
+)
+def test_asked_to_stop_in_an_update_it_stops_after_it_and_before_the_test(
+    tmp_path, capsys, monkeypatch, when, step
+) -> None:
+    owner = VaswaniForConditionalGeneration if "." in when else loop
+    name, calls = when.rsplit(".")[-1], iter(range(1, 100))
+    function = getattr(owner, name)
 
-    forward, updates = VaswaniForConditionalGeneration.forward, iter(range(1, 100))
-
-    def asked(model, *arguments, **keywords):
-        if model.training and next(updates) == 3:
+    def asked(*arguments, **keywords):
+        if next(calls) == (step if "." in when else 1):
             signal.raise_signal(signal.SIGTERM)
-        return forward(model, *arguments, **keywords)
+        return function(*arguments, **keywords)
 
-    monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", asked)
-    run = tmp_path / "run"
-    assert train(tmp_path, run) == 143
-    assert "stopped. Everything is saved in " + str(run / "checkpoint-3") in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("when", ["validate", "save_checkpoint"])
-def test_asked_to_stop_at_its_very_end_it_does_not_go_on_to_the_test_set(tmp_path, capsys, monkeypatch, when) -> None:
-    import signal
-
-    from hf_vaswani.training import loop as training
-
-    function = getattr(training, when)
-
-    def asked(*arguments):
-        signal.raise_signal(signal.SIGTERM)
-        return function(*arguments)
-
-    monkeypatch.setattr(training, when, asked)
+    monkeypatch.setattr(owner, name, asked)
     run = tmp_path / "run"
     assert train(tmp_path, run, scored=True, max_steps=4) == 143
-    assert "stopped. Everything is saved in " + str(run / "checkpoint-4") in capsys.readouterr().err
+    assert f"stopped. Everything is saved in {run / f'checkpoint-{step}'}" in capsys.readouterr().err
     assert not (run / "model").exists()
     monkeypatch.undo()
     assert train(tmp_path, run, scored=True, max_steps=4) == 0
