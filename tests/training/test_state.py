@@ -12,14 +12,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.training.state import TrainState
 
 from ..conftest import tiny_recipe, write_pairs
-
-
-def train(folder: Path, run: Path, **training: object) -> int:
-    return main(["train", *tiny_recipe(folder, **training), "--run_dir", str(run)])
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint / "model.safetensors")
+from .runs import HALF, train, weights
 
 
 def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
@@ -45,14 +38,6 @@ def test_a_model_knows_the_longest_sentence_that_it_has_seen(tiny_run, tmp_path)
     assert [config["longest_sentence"] for config in configs] == [longest, longest]
 
 
-def test_a_position_counts_epochs_and_updates_of_an_epoch(tiny_run) -> None:
-    """The checkpoints of the tiny run are not at the ends of epochs."""
-    eighth, last = (json.loads((tiny_run / f"checkpoint-{n}" / "progress.json").read_text()) for n in (8, 12))
-    assert (eighth["step"], last["step"]) == (8, 12)
-    assert eighth["position"]["update"] > 0 and last["position"]["epoch"] >= 1
-    assert 0 < last["position"]["update"] < 12
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -61,13 +46,12 @@ def test_a_position_counts_epochs_and_updates_of_an_epoch(tiny_run) -> None:
         ({"processes": 4, "fsdp": True}, "with processes 4, fsdp True, but this launch has processes 1, fsdp False."),
     ],
 )
-def test_a_run_goes_on_as_it_was_started(tmp_path, capsys, changed, words) -> None:
-    assert train(tmp_path, tmp_path / "run", max_steps=4) == 0
-    path = tmp_path / "run" / "checkpoint-4" / "progress.json"
+def test_a_run_goes_on_as_it_was_started(half_run, run, capsys, changed, words) -> None:
+    path = run / "checkpoint-8" / "progress.json"
     progress = json.loads(path.read_text())
     assert progress["launch"] == {"processes": 1, "mixed_precision": "no", "fsdp": False}
     path.write_text(json.dumps(progress | {"launch": progress["launch"] | changed}))
-    assert train(tmp_path, tmp_path / "run", max_steps=8) == 2
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 2
     assert words in capsys.readouterr().err
 
 
