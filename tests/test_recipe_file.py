@@ -17,31 +17,18 @@ from hf_vaswani.recipe_file import load_recipe
 from .conftest import CONFIGS, ROOT, write_recipe
 
 
-def test_a_recipe_states_only_what_differs(tmp_path) -> None:
-    recipe = load_recipe([write_recipe(tmp_path, "model: {d_model: 64}\n")])
-    assert recipe.model.d_model == 64
-    assert recipe.model.d_ff == Recipe().model.d_ff
-    assert recipe.run_dir == "runs/mine"
-
-
-def test_overrides_win_and_are_typed(tmp_path) -> None:
+def test_a_recipe_states_only_what_differs_and_overrides_win(tmp_path) -> None:
     path = write_recipe(tmp_path, "training: {max_steps: 7, mixed_precision: no}\ndata: {target_language: no}\n")
     recipe = load_recipe(
-        [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, de: a.de}", "--data.source_column=0",
-         "--training.clip_norm=1", "--run_dir", "elsewhere"]
+        [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, no: a.no}", "--data.source_column=0",
+         "--training.clip_norm=1", "--model.d_model", "64"]
     )  # fmt: skip
-    assert recipe.training.max_steps == 500
-    assert recipe.data.train_files == {"en": "a.en", "de": "a.de"}
-    assert recipe.data.source_column == 0
-    assert recipe.training.clip_norm == 1.0
-    assert recipe.run_dir == "elsewhere"
+    assert (recipe.training.max_steps, recipe.data.source_column, recipe.training.clip_norm) == (500, 0, 1.0)
+    assert (recipe.run_dir, recipe.model.d_model, recipe.model.d_ff) == ("runs/mine", 64, Recipe().model.d_ff)
     # Neither a file nor the command line has other booleans than true and false.
+    assert recipe.data.train_files == {"en": "a.en", "no": "a.no"}
     assert (recipe.training.mixed_precision, recipe.data.target_language) == ("no", "no")
-    assert load_recipe([path, "--data.test_files={en: a, no: b}"]).data.test_files == {"en": "a", "no": "b"}
-
-
-def test_a_saved_recipe_is_complete_and_loads_as_an_equal_one(tmp_path) -> None:
-    recipe = load_recipe([write_recipe(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
+    assert load_recipe([path, "--run_dir", "elsewhere"]).run_dir == "elsewhere"
     (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
 
@@ -82,38 +69,24 @@ def test_items_are_added_to_lists_of_either_place(tmp_path) -> None:
     assert load_recipe([path, *again]).training.trackers == ["c", "d", "e"]
 
 
-def test_an_override_changes_one_of_two_aliases(tmp_path) -> None:
+def test_aliases_are_read_and_an_override_changes_one_of_two(tmp_path) -> None:
     sources = "more_data: [&s {target_language: fr, train_files: a.tsv}, *s]\n"
-    path = write_recipe(tmp_path, f"data: {{target_language: de}}\n{sources}")
-    first, second = load_recipe([path, "--more_data.weight=2"]).more_data
-    assert (first.weight, second.weight) == (1.0, 2.0)
+    data = "data: {train_files: &files {en: a, de: b}, test_files: *files}\n"
+    recipe = load_recipe([write_recipe(tmp_path, data + sources), "--more_data.weight=2"])
+    assert [source.weight for source in recipe.more_data] == [1.0, 2.0]
+    assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
 
 
-@pytest.mark.parametrize("text", ["1e-4", "1e2", "1.0e2", "1.e-4", "+1.5E-3"])
-def test_a_number_may_have_any_exponent(tmp_path, text) -> None:
-    recipe = load_recipe([write_recipe(tmp_path, f"training: {{learning_rate_factor: {text}}}\n")])
-    assert recipe.training.learning_rate_factor == float(text)
+def test_a_number_may_have_any_exponent(tmp_path) -> None:
+    for text in ("1e-4", "1e2", "1.0e2", "1.e-4", "+1.5E-3"):
+        recipe = load_recipe([write_recipe(tmp_path, f"training: {{learning_rate_factor: {text}}}\n")])
+        assert recipe.training.learning_rate_factor == float(text)
 
 
-@pytest.mark.parametrize("text", ["3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", "1e-4b"])
-def test_a_revision_may_look_like_a_number(tmp_path, text) -> None:
+def test_a_revision_may_look_like_a_number(tmp_path) -> None:
     path = write_recipe(tmp_path, "initialize: {from: user/name}\n")
-    assert load_recipe([path, f"--initialize.revision={text}"]).initialize.revision == text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seed+", "2"], "The command line adds to seed, which is no list: it is 1"),
-        (["--hub.license+", "mit"], "hub.license must be a string or null, but it is"),
-        (["stray"], "The command line has 'stray', but an option was expected"),
-        (["--seed"], "The command line has --seed without a value, as in --seed=VALUE"),
-        (["--run_dir", "--seed", "2"], "The command line has --run_dir without a value"),
-    ],
-)
-def test_a_command_line_of_another_form_is_refused(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_recipe(["--run_dir=x", *arguments])
+    for text in ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", "1e-4b"):
+        assert load_recipe([path, f"--initialize.revision={text}"]).initialize.revision == text
 
 
 SOURCES = "data: {target_language: de}\nmore_data:\n- {target_language: fr, train_files: {en: a, fr: b}, weight: 2}\n"
@@ -173,11 +146,8 @@ def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) 
     path = write_recipe(tmp_path, more)
     with pytest.raises(ValueError, match=message):
         load_recipe([path, "--reverse"])
-
-
-def test_what_belongs_to_the_other_direction_is_named(tmp_path) -> None:
-    path = write_recipe(tmp_path, "hub: {repo_id: me/mine}")
-    assert load_recipe([path, "--reverse", "--hub.repo_id", "null"]).hub.repo_id is None
+    named = ["--hub.repo_id", "null", "--initialize.from", "null", "--task", "translation"]
+    assert load_recipe([path, "--reverse", *named]).hub.repo_id is None
 
 
 OPTIONS = """
@@ -233,15 +203,12 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
             "[foo]",
             "training.freeze must be a list of 'encoder', 'decoder', 'embeddings', but",
         ),
-        ("evaluation.altered", "upper", "evaluation.altered must be a list of 'upper', 'title', "),
         ("initialize.parts", "[x]", "initialize.parts must be a list of 'encoder', 'decoder', 'embeddings' or null"),
-        ("initialize.vocabulary", "x", "initialize.vocabulary must be 'keep' or 'transfer', but it is 'x'"),
         (
             "validation_sets",
             "3",
             "must have names under 'validation_sets', each with `key: value` lines, but",
         ),
-        ("validation_sets", "{a: }", "must have names under 'validation_sets', each with `key: value` lines"),
         ("validation_sets", "{a: {weight: 3}}", "unknown key 'validation_sets.a.weight': did you mean 'validation_"),
     ],
 )
@@ -259,24 +226,17 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
     [
         ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
         ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
-        ("model: {dropuot: 0.3}\n", ["'model.dropuot'", "'model.dropout'"]),
         ("training: {max_steps: three}\n", ["training.max_steps", "an integer", "'three'"]),
         ("training: {schedule: linear}\n", ["training.schedule", "linear", "inverse_sqrt"]),
-        ("training: {label_smoothing_over: both}\n", ["label_smoothing_over", "both", "others"]),
-        ("tokenizer: {kind: syllables}\n", ["tokenizer.kind", "syllables", "wordpiece"]),
-        ("model: {norm_position: middle}\n", ["model.norm_position", "middle", "post"]),
         ("training: 5\n", ["'training'", "5"]),
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
-        ("seed: 1\ntraining: {max_steps: 3}\ntraining: {seed: 4}\n", ["'training'", "line 3"]),
         ("training: {compile: yes}\n", ["training.compile must be true or false, but it is 'yes'"]),
         ("seed: '5'\n", ["seed must be an integer, but it is '5'"]),
         ("seed: true\n", ["seed must be an integer, but it is True"]),
         ("hub: {license: 3}\n", ["hub.license must be a string or null, but it is 3"]),
-        ("evaluation: {length_penalty_type: wu}\n", ["length_penalty_type", "wu", "gnmt"]),
         ("training: {max_steps: [}\n", ["YAML", "line 1"]),
         ("more_data: {weight: 2}\n", ["list", "'more_data'", "{'weight': 2}"]),
-        ("more_data: [5]\n", ["list", "'more_data'", "[5]"]),
         ("more_data: [{}]\n", ["list", "'more_data'", "[{}]"]),
         ("more_data:\n- {wieght: 2}\n", ["'more_data[0].wieght'", "'more_data.weight'"]),
         ("more_data:\n- {streaming: true}\n", ["'more_data[0].streaming'"]),
@@ -295,17 +255,13 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         (f"more_data: {[5] * 20_000}\n", ["10,000 entries"]),
         ("seed: !!timestamp x\n", ["mine.yaml", "'!!timestamp'", "line 1"]),
         ('seed: 1\ndata: {dataset: "\\ud84c\\udcb6"}\n', ["mine.yaml", "surrogate", "line 2"]),
-        ("\nseed: !!int ''\n", ["'!!int'", "line 2"]),
-        ("training: {compile: !!bool maybe}\n", ["'!!bool'", "line 1"]),
         ("seed: 2001-99-99\n", ["seed", "an integer", "2001-99-99"]),
         ("data: " + "x" * 5000, ["'data'", "xxx ... xxx"]),
         ("tokenizer: {kind: " + "x" * 5000 + "}", ["tokenizer.kind", "'wordpiece'", "xxx ... xxx"]),
         ("? " + "x" * 5000 + "\n: 1\n", ["unknown key", "xxx ... xxx"]),
-        (f"more_data: {[5] * 2000}\n", ["'more_data'", "[5, 5"]),
         ("#" * 2_000_000, ["2,000,000 bytes"]),
         ("seed: 1\0\n", ["mine.yaml", "YAML", "#x0000"]),
         ("training:\n\tmax_steps: 1\n", ["mine.yaml", "YAML", "line 2"]),
-        ("[a, b]: 1\n", ["mine.yaml", "YAML", "line 1"]),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
@@ -315,28 +271,21 @@ def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-def test_a_mistake_on_the_command_line_is_named(tmp_path) -> None:
-    path = write_recipe(tmp_path, "seed: 1\n")
-    with pytest.raises(ValueError, match="training.max_step'.*'training.max_steps'"):
-        load_recipe([path, "--training.max_step", "5"])
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
-        load_recipe(["nowhere.yaml"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--training.max_step", "5"], ["training.max_step'", "'training.max_steps'"]),
+        (["--seed+", "2"], ["adds to seed, which is no list: it is 1"]),
+        (["--hub.license+", "mit"], ["hub.license must be a string or null, but it is ['mit']"]),
+        (["stray"], ["The command line has 'stray', but an option was expected"]),
+        (["--seed"], ["The command line has --seed without a value, as in --seed=VALUE"]),
+        (["--run_dir", "--seed", "2"], ["The command line has --run_dir without a value"]),
         (["--training.max_steps", "!!timestamp x"], ["'!!timestamp'"]),
         (["--more_data", "[[[["], ["more_data", "a list", "[[[["]),
         (["--more_data", "[" * 3000], ["20 levels", "[[[ ... [[["]),
         (["--more_data", "&a [*a]"], ["alias *a"]),
         (["--training.weight_decay=1" + "0" * 400], ["401 digits", "000 ... 000"]),
         (["--training.adam_epsilon", "1e400"], ["training.adam_epsilon", "at most 1", "inf"]),
-        (
-            ["--training.mixed_precision", "fp8"],
-            ["training.mixed_precision", "'bf16', 'fp16', 'auto' or null", "'fp8'"],
-        ),
-        (["--training", "{max_steps: &a [*a]}"], ["alias *a"]),
         (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys one by one"]),
         (["--recipe", str(ROOT)], ["a folder"]),
         (["--run_dir", "\udcff"], ["run_dir", r"'\udcff'"]),
@@ -387,8 +336,3 @@ def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:
         load_recipe([str(path)])
     path.write_bytes("seed: 5\n".encode("utf-8-sig"))
     assert load_recipe([str(path)]).seed == 5
-
-
-def test_an_alias_may_stand_for_the_files_of_two_splits(tmp_path) -> None:
-    recipe = load_recipe([write_recipe(tmp_path, "data: {train_files: &files {en: a, de: b}, test_files: *files}\n")])
-    assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
