@@ -5,45 +5,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
-import huggingface_hub.constants
 import pytest
 import yaml
 
-from hf_vaswani.cli import main
+from hf_vaswani.hub import space
 from hf_vaswani.hub.space import space_files
 
-from ..hub_server import Access, HubServer
-
-WRITE = "hf_the_writing_token"
+from .conftest import WRITE
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with HubServer(tokens={WRITE: Access("alice", "write")}) as server:
-        yield server
-        assert server.unknown == []
+def run(tiny_run: Path) -> Path:
+    return tiny_run
 
 
-@pytest.fixture
-def push(hub, tiny_run, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
-    def call(*options: str, run: Path = tiny_run) -> tuple[int, str]:
-        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
-        for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
-        monkeypatch.setenv("HF_TOKEN", WRITE)
-        code = main(["push", str(run), "--repo-id", "alice/m", *options])
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err
-
-    return call
-
-
-def test_the_demo_is_published_beside_the_model(hub, push, tiny_run) -> None:
+def test_the_demo_is_published_beside_the_model(hub, push) -> None:
     code, said = push("--space", "alice/demo")
     assert code == 0
     assert said.splitlines()[-1] == f"Published {hub.url}/spaces/alice/demo"
@@ -55,9 +34,8 @@ def test_the_demo_is_published_beside_the_model(hub, push, tiny_run) -> None:
     assert needed["torch"] == importlib.metadata.version("torch").split("+")[0]
     # The model is that of the same command.
     assert hub.commits("alice/m")[0].sha in files["app.py"].decode()
-    assert {"hf_vaswani/__init__.py", "hf_vaswani/serving/demo.py", "hf_vaswani/visualization/explorer.js"} <= set(
-        files
-    )
+    assert {"hf_vaswani/serving/demo.py", "hf_vaswani/visualization/explorer.js"} <= set(files)
+    assert not any("__pycache__" in name for name in files)
     # Again: files that are no longer needed go.
     hub.commit("spaces/alice/demo", {"hf_vaswani/old.py": b"", "notes.txt": b"mine"})
     assert push("--space", "alice/demo")[0] == 0
@@ -66,6 +44,7 @@ def test_the_demo_is_published_beside_the_model(hub, push, tiny_run) -> None:
 
 @pytest.mark.process
 def test_its_app_translates_with_what_is_in_the_space(hub, push, tmp_path) -> None:
+    """In a fresh folder, from which this package is imported, and not from where it is installed."""
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     assert push("--space", "alice/demo")[0] == 0
     for name, content in hub.files("spaces/alice/demo").items():
@@ -85,61 +64,37 @@ def test_its_app_translates_with_what_is_in_the_space(hub, push, tmp_path) -> No
     )
     assert done.returncode == 0, done.stderr
     kind, examples, count = json.loads(done.stdout.splitlines()[-1])
-    assert (kind, count) == ("Blocks", 2)
-    assert examples
+    assert (kind, count) == ("Blocks", 2) and examples
 
 
-def test_the_space_of_a_private_model_is_private(hub, push) -> None:
-    assert push("--space", "alice/demo", "--private")[0] == 0
-    assert hub.is_private("spaces/alice/demo")
-
-
-def test_nothing_of_a_private_model_becomes_public(hub, push) -> None:
-    # The repository was made private on the Hub; neither recipe nor options say so.
-    assert push()[0] == 0
+@pytest.mark.parametrize("options", [["--private"], []], ids=["by the recipe", "by the account"])
+def test_nothing_of_a_private_model_becomes_public(hub, push, options) -> None:
+    assert push(*options)[0] == 0
+    # As an account may make it by default, without a word of it in recipe or options.
     hub.repositories["alice/m"].private = True
-    assert push("--space", "alice/demo")[0] == 0
+    assert push("--space", "alice/demo", *options)[0] == 0
     assert hub.is_private("spaces/alice/demo")
     hub.repositories["spaces/alice/demo"].private = False
     before = hub.commits("spaces/alice/demo")[0].sha
-    code, said = push("--space", "alice/demo")
-    assert code == 2
-    assert "alice/m is private, and the Space alice/demo public" in said
+    code, said = push("--space", "alice/demo", *options)
+    assert code == 2 and "alice/m is private, and the Space alice/demo public" in said
     assert hub.commits("spaces/alice/demo")[0].sha == before
-
-
-@pytest.mark.parametrize("name", ["alice", "alice/de mo"])
-def test_a_wrong_name_publishes_nothing(hub, push, name) -> None:
-    code, said = push("--space", name)
-    assert code == 2
-    assert "--space must have the form user/name" in said
-    assert hub.log == []
 
 
 def test_the_space_of_somebody_else_is_refused(hub, push) -> None:
     code, said = push("--space", "bob/demo")
-    assert code == 2
-    assert "the token may not write to bob/demo" in said
-    assert said.count("\n") == 1
+    assert code == 2 and "the token may not write to bob/demo" in said and said.count("\n") == 1
 
 
-def test_models_that_do_not_translate_have_no_demo(hub, push, tiny_run, tmp_path, monkeypatch) -> None:
-    from hf_vaswani.hub import space
-
+def test_models_that_do_not_translate_have_no_demo(hub, push, monkeypatch) -> None:
     monkeypatch.setattr(space, "read_json", lambda path: {"is_encoder_decoder": False})
     code, said = push("--space", "alice/demo")
-    assert code == 2
-    assert "--space is the demo of a model that translates" in said
+    assert code == 2 and "--space is the demo of a model that translates" in said
     assert hub.log == []
 
 
-def test_examples_are_without_language_tags(tiny_run, tmp_path, monkeypatch) -> None:
-    from hf_vaswani.hub import space
-
-    class Result:
-        samples: Any = [{"source": "<2de> one two"}, {"source": "three"}]
-
-    monkeypatch.setattr(space, "read_result", lambda run: Result())
+def test_examples_are_without_language_tags(tiny_run, monkeypatch) -> None:
+    samples = [{"source": "<2de> one two"}, {"source": "three"}]
+    monkeypatch.setattr(space, "read_result", lambda run: SimpleNamespace(samples=samples))
     app = space_files(tiny_run, "alice/m", "abc")["app.py"].decode()
-    assert '"one two"' in app
-    assert "<2de>" not in app
+    assert '"one two"' in app and "<2de>" not in app
