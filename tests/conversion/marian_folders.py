@@ -12,8 +12,7 @@ import torch
 import yaml
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
-from benchmarks.parity import random_batch, randomize
-from hf_vaswani import VaswaniForConditionalGeneration
+from benchmarks.parity import randomize
 
 EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 ENGLISH = "a the red old small dog cat house street girl runs sees likes over under in two three and".split()
@@ -23,38 +22,11 @@ SIZES |= {f"{side}_attention_heads": 3 for side in ("encoder", "decoder")}
 SIZES |= {f"{side}_ffn_dim": 50 for side in ("encoder", "decoder")}
 # Letters of either side or neither, combining accents, ligatures, runs of unknown letters, all kinds of white space.
 TEXTS = [
-    *(
-        "the red dog runs.",
-        "  two   cats\tand\u00a0a  house ",
-        "",
-        "   ",
-        "Straße",
-        "the ЖЖ dog",
-        "你好 dog",
-        "dog\n\ncat",
-    ),
-    *(
-        "ﬁne caﬀe\u0301",
-        "cafe\u0301 naïve",
-        "ｔｈｅ　ｄｏｇ",
-        "½ dog…",
-        "▁dog ▁",
-        "😀😀 cat",
-        "über Mädchen",
-        "the</s> dog",
-    ),
-    *(
-        "a <unk> dog",
-        "dogcatdog",
-        "x" * 70,
-        "the dog\u200b",
-        ">>deu<< the dog",
-        ">>deu<<the dog",
-        "²three",
-        "undß alteß",
-        "roteЖ! einß",
-    ),
-]
+    "the red dog runs.", "  two   cats\tand\u00a0a  house ", "", "   ", "Straße", "the ЖЖ dog", "你好 dog",
+    "dog\n\ncat", "ﬁne caﬀe\u0301", "cafe\u0301 naïve", "ｔｈｅ　ｄｏｇ", "½ dog…", "▁dog ▁", "😀😀 cat",
+    "über Mädchen", "the</s> dog", "a <unk> dog", "dogcatdog", "x" * 70, "the dog\u200b", ">>deu<< the dog",
+    ">>deu<<the dog", "²three", "undß alteß", "roteЖ! einß",
+]  # fmt: skip
 
 
 def sentences(words: list[str], seed: int, count: int = 150) -> list[str]:
@@ -137,18 +109,6 @@ def marian_folder(
 # ---- Both sides --------------------------------------------------------------------------------------------------
 
 
-def largest_difference(ours: VaswaniForConditionalGeneration, foreign, valid: list[int] | None = None) -> float:
-    batch = random_batch(ours.config, 5, 11, 7, "right")
-    if valid is not None:
-        for name in ("input_ids", "decoder_input_ids"):
-            batch[name] = torch.tensor(valid)[batch[name] % len(valid)]
-    expected = foreign.logits(batch["input_ids"], batch["attention_mask"], batch["decoder_input_ids"])
-    with torch.no_grad():
-        actual = ours(**batch).logits
-    assert actual.shape == expected.shape
-    return (actual - expected)[batch["decoder_attention_mask"].bool()].abs().max().item()
-
-
 def their_translations(folder: Path, texts: list[str]) -> list[str]:
     """Translates with transformers alone."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), MarianMTModel.from_pretrained(folder).eval()
@@ -164,16 +124,12 @@ def our_translations(model, tokenizer, texts: list[str]) -> list[str]:
 # ---- Marian's own files ------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    **{"type": "transformer", "dim-emb": 24, "transformer-dim-ffn": 40, "transformer-heads": 4, "enc-depth": 2},
-    **{"dec-depth": 1, "transformer-ffn-activation": "swish", "transformer-preprocess": ""},
-    **{"transformer-postprocess": "dan", "transformer-postprocess-top": "", "transformer-postprocess-emb": "d"},
-    **{
-        "transformer-decoder-autoreg": "self-attention",
-        "transformer-no-projection": False,
-        "tied-embeddings-all": True,
-    },
-    **{"transformer-tied-layers": [], "transformer-guided-alignment-layer": "last", "transformer-depth-scaling": True},
-}
+    "type": "transformer", "dim-emb": 24, "transformer-dim-ffn": 40, "transformer-heads": 4, "enc-depth": 2,
+    "dec-depth": 1, "transformer-ffn-activation": "swish", "transformer-preprocess": "",
+    "transformer-postprocess": "dan", "transformer-postprocess-top": "", "transformer-postprocess-emb": "d",
+    "transformer-decoder-autoreg": "self-attention", "transformer-no-projection": False, "tied-embeddings-all": True,
+    "transformer-tied-layers": [], "transformer-guided-alignment-layer": "last", "transformer-depth-scaling": True,
+}  # fmt: skip
 PRE_NORM = {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n"}
 MATRICES = {"all": ("Wemb",), "target": ("encoder_Wemb", "decoder_Wemb"), "none": ("encoder_Wemb", "decoder_Wemb")}
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, MarianConfig, MarianTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.conversion import fairseq
+from hf_vaswani.conversion.convert import largest_difference
 from hf_vaswani.conversion.marian import _read_tokenizer, load
 from hf_vaswani.conversion.vocabulary import Vocabulary, piece_of, read_codes, symbol_of
 from hf_vaswani.data.encoding import encode_rows
@@ -41,7 +42,6 @@ from .marian_folders import (
     ENGLISH,
     GERMAN,
     TEXTS,
-    largest_difference,
     marian_folder,
     our_translations,
     pieces,
@@ -161,7 +161,7 @@ def test_pieces_without_ids_are_read_as_unknown(spms, tmp_path) -> None:
         some += any(id_ >= len(vocab) for id_ in found)
     assert some > 10
     assert marian.config.vocab_size == len(vocab)
-    assert largest_difference(converted.model, converted.foreign) <= 1e-5
+    assert largest_difference(converted.model, converted.foreign.logits) <= 1e-5
     assert our_translations(converted.model, converted.tokenizer, texts) == their_translations(tmp_path, texts)
 
 
@@ -173,7 +173,7 @@ def test_separate_vocabularies_are_joined(tied, spms, tmp_path) -> None:
     source, target = (json.loads((tmp_path / name).read_text()) for name in ("vocab.json", "target_vocab.json"))
     assert len(source) != len(target)
     assert converted.model.config.vocab_size == len(source) + len(target) - 3
-    assert largest_difference(converted.model, converted.foreign) <= 1e-5
+    assert largest_difference(converted.model, converted.foreign.logits) <= 1e-5
     texts = sentences(ENGLISH, 5, count=30)
     expected = their_translations(tmp_path, texts)
     assert len(set(expected)) > 15
