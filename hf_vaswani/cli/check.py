@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..extras import extra
 from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cell
+from .inputs import check_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -317,12 +317,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     outputs = {name: getattr(options, name) for name in ("output", "rejected", "json", "plot")}
     given = {name: path for name, path in outputs.items() if path is not None}
     for name, path in given.items():
-        if path.exists():
-            raise ValueError(f"--{name} {path} exists already: choose another file.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--{name} {path} is in a folder that does not exist.")
-        if not os.access(path.parent, os.W_OK):
-            raise ValueError(f"--{name} {path} is in a folder that cannot be written to.")
+        check_output(path, f"--{name}", is_new=True)
         if [other.resolve() for other in given.values()].count(path.resolve()) > 1:
             raise ValueError(f"--{name} {path} is given for two outputs: choose another file.")
         if name in ("output", "rejected") and path.suffix != ".tsv":

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from .inputs import (
-    add_model,
+    add_models,
     check_counts,
+    check_output,
     load_translators,
     print_table,
     warn_split,
@@ -28,7 +29,7 @@ def add_verbs(verbs: Any) -> None:
         description="Translate a test set and score it with sacreBLEU: BLEU, chrF and TER, with their signatures.",
         epilog="example: hf-vaswani evaluate --model runs/my/model --data test.en test.de",
     )
-    add_model(evaluate)
+    add_models(evaluate)
     evaluate.add_argument(
         "--data",
         required=True,
@@ -63,9 +64,6 @@ def add_verbs(verbs: Any) -> None:
     evaluate.set_defaults(run=_evaluate)
 
 
-# ---- evaluate ----------------------------------------------------------------------------------------------------
-
-
 def _evaluate(options: argparse.Namespace) -> None:
     from ..data.augmentation import altered_set
     from ..metrics import METRICS, score, sentence_scores
@@ -73,10 +71,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     check_counts(options, "num_beams")
     alterations = _alterations(options)
     output = options.output
-    if output is not None and (output.is_file() or output.is_dir()):
-        raise ValueError(f"--output {output} exists already: choose another file.")
-    if output is not None and not output.parent.is_dir():
-        raise ValueError(f"--output {output} is in a folder that does not exist.")
+    if output is not None:
+        check_output(output, "--output", is_new=output.is_file())
     sources, references = _read_test_set(options)
     settings = {"tokenize": options.tokenize, "lowercase": options.lowercase}
     # Settings that cannot be used fail here, before the text is translated.
@@ -181,7 +177,7 @@ def _translate(sources: list[str], translators: "LoadedModels", name: str) -> li
 def _write(output: Path, text: str) -> None:
     """Writes a new file atomically, or to a device or a pipe."""
     from ..files import atomic_write_text
-    from ..translation.lines import OutputFile
+    from ..translation.growing_file import OutputFile
 
     if output.exists():
         with OutputFile(output) as file:

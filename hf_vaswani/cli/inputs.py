@@ -3,10 +3,11 @@
 import argparse
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,11 @@ from ..files import read_lines
 if TYPE_CHECKING:
     import torch
 
+    from ..conversion.engines import EngineOptions
     from ..translation.lines import LineTranslator
 
+# Pairs of lines that are read and computed together.
+PAIRS_AT_A_TIME = 1024
 # In bytes: a file without a line end for so long is not text.
 MAX_LINE = 2**28
 # A wider beam fills the memory and finds nothing better.
@@ -25,21 +29,38 @@ MAX_COUNTS = {"num_beams": 1000, "n_best": 1000}
 logger = logging.getLogger("hf_vaswani")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose the models and the search."""
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the models, one or an ensemble, and the search."""
     parser.add_argument(
         "--model",
         required=True,
         action="append",
         help="model folder or Hub id, e.g. runs/my/model; repeat the option to translate with an ensemble",
     )
-    add_revision(parser)
-    add_target_language(parser)
-    add_device(parser)
+    add_place(parser)
     add_search(parser)
     parser.add_argument(
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
     )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose a model, which [`load_model`] loads."""
+    parser.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_place(parser)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the revision, the target language and the device of models."""
+    add_revision(parser)
+    parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
+    add_device(parser)
+
+
+def add_pairs(parser: argparse.ArgumentParser) -> None:
+    """Adds two files whose lines belong together, see [`line_pairs`]."""
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -75,11 +96,6 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="search among the likely entries of the vocabulary alone, by the model's shortlist, which hf-vaswani "
         "shortlist writes",
     )
-
-
-def add_target_language(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that chooses the target language."""
-    parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -148,12 +164,17 @@ def require_file(path: Path) -> None:
         raise ValueError(f"{str(path)!r} is a folder, not a text file.")
 
 
-def make_folder(folder: Path, key: str) -> None:
-    """Makes a folder that a key of a recipe names, unless it is there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"{key} {folder} cannot be made: {error.strerror or error}.") from error
+def check_output(path: Path, option: str, is_new: bool = False) -> None:
+    """Raises a `ValueError` if a file cannot be written, or `is_new` and it is there."""
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file.")
+    if is_new and path.exists():
+        raise ValueError(f"{option} {path} exists already: choose another file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path} is in a folder that does not exist.")
+    # A device or a pipe may be in a folder of the system.
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{option} {path} is in a folder that cannot be written to.")
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -222,47 +243,64 @@ class LoadedModels:
                 raise ValueError(f"{name}, line {number}: {error}") from error
 
 
-def line_pairs(source: Path, target: Path, translators: LoadedModels) -> Iterator[tuple[str, str]]:
+def line_pairs(options: argparse.Namespace, translators: LoadedModels) -> Iterator[tuple[int, list[str], list[str]]]:
     """
-    Yields the pairs of lines of two files, the sources with their language tag.
+    Reads the files of [`add_pairs`], the sources with their language tag.
+
+    Yields:
+        `tuple`: the number of pairs before these, counted from 0, and at most `PAIRS_AT_A_TIME` sources and targets.
 
     Raises:
         ValueError: a file has more lines than the other.
     """
+    source, target = options.source, options.target
     lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
-    for number, (sentence, translation) in enumerate(lines, start=1):
-        if sentence is None or translation is None:
-            shorter, longer = (source, target) if sentence is None else (target, source)
-            raise ValueError(
-                f"{shorter} ends after line {number - 1}, but {longer} continues: each line needs one of its own in "
-                "the other file."
-            )
-        yield sentence, translation
+    done = 0
+    while chunk := list(islice(lines, PAIRS_AT_A_TIME)):
+        for number, (sentence, translation) in enumerate(chunk, start=done):
+            if sentence is None or translation is None:
+                shorter, longer = (source, target) if sentence is None else (target, source)
+                raise ValueError(
+                    f"{shorter} ends after line {number}, but {longer} continues: each line needs one of its own in "
+                    "the other file."
+                )
+        yield done, [pair[0] for pair in chunk], [pair[1] for pair in chunk]
+        done += len(chunk)
 
 
-def load_translators(options: argparse.Namespace) -> LoadedModels:
-    """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
-    from ..conversion.engines import EngineOptions, choose_engine
+def engine_of(options: argparse.Namespace) -> "EngineOptions":
+    """Returns the engine that the options of [`add_search`] choose, after checking them with each other."""
+    from ..conversion.engines import EngineOptions
 
+    n_best = getattr(options, "n_best", None)
     engine = EngineOptions(
-        options.engine,
-        options.compute_type,
-        options.approximate,
-        getattr(options, "n_best", None),
-        shortlist=options.shortlist,
+        options.engine, options.compute_type, options.approximate, n_best, shortlist=options.shortlist
     )
     engine.check()
-    if options.int8 and options.engine != "torch":
+    is_int8 = getattr(options, "int8", False)
+    if is_int8 and options.engine != "torch":
         raise ValueError(
             f"--int8 is for torch, but --engine is {options.engine}: with ctranslate2, use --compute-type int8."
         )
-    if options.dtype and (options.int8 or options.engine != "torch"):
-        other, instead = (
-            ("--int8 is given", "leave one of them out")
-            if options.int8
-            else (f"--engine is {options.engine}", "with ctranslate2, use --compute-type")
+    if options.dtype and is_int8:
+        raise ValueError("--dtype is for torch with unquantized weights, but --int8 is given: leave one of them out.")
+    if options.dtype and options.engine != "torch":
+        raise ValueError(
+            f"--dtype is for torch, but --engine is {options.engine}: with ctranslate2, use --compute-type."
         )
-        raise ValueError(f"--dtype is for torch with unquantized weights, but {other}: {instead}.")
+    return engine
+
+
+def load_model(options: argparse.Namespace) -> LoadedModels:
+    """Loads the model that the options of [`add_model`] give."""
+    return load_models([options.model], options.target_language, choose_device(options.device), options.revision)
+
+
+def load_translators(options: argparse.Namespace) -> LoadedModels:
+    """Loads the models that the options of [`add_models`] give; applies beam size, number format and engine."""
+    from ..conversion.engines import choose_engine
+
+    engine = engine_of(options)
     device = choose_device(options.device, options.engine, options.int8)
     translators = load_models(options.model, options.target_language, device, options.revision)
     if options.shortlist:

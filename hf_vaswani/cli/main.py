@@ -14,20 +14,7 @@ from typing import Any, TextIO, cast
 from ..memory import limit_kernel_cache
 from ..records import public_text
 from ..version import __version__
-from . import (
-    align,
-    backtranslate,
-    check,
-    convert,
-    demo,
-    distill,
-    evaluate,
-    explore,
-    runs,
-    serve,
-    shortlist,
-    translate,
-)
+from . import check, evaluate, pairs, recipes, runs, serve, translate
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -182,19 +169,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for family in (
-        check,
-        runs,
-        translate,
-        align,
-        explore,
-        demo,
-        serve,
-        backtranslate,
-        distill,
-        shortlist,
-        evaluate,
-        convert,
-    ):
+    for family in (check, runs, translate, pairs, recipes, serve, evaluate):
         family.add_verbs(verbs)
     return parser

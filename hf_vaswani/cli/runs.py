@@ -1,4 +1,4 @@
-"""The verbs about runs and their models: train, average, push, renew."""
+"""The verbs about runs and folders of models: train, average, push, renew, convert."""
 
 import argparse
 import sys
@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, check_counts
+from ..conversion.formats import TARGETS
+from .inputs import add_recipe_verb, add_revision, check_counts
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -16,70 +17,8 @@ if TYPE_CHECKING:
 def add_verbs(verbs: Any) -> None:
     """Adds the verbs to the command line, each with its function under `run`."""
     add_recipe_verb(verbs, "train", "train a model", _train)
-
-    average = verbs.add_parser(
-        "average",
-        help="average the weights of several checkpoints",
-        description="Average the weights of several checkpoints or models, and write the mean as a model.",
-        epilog="example: hf-vaswani average runs/my --last 5 --output averaged",
-    )
-    average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run folder")
-    average.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the run, e.g. 5")
-    average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
-    average.add_argument(
-        "--by",
-        choices=("bleu", "loss", "accuracy", "f1", "exact_match"),
-        help="measure that --best ranks by; default: best_by of the run's recipe",
-    )
-    average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")
-    average.set_defaults(run=_average)
-
-    push = verbs.add_parser(
-        "push",
-        help="publish the model of a run on the Hub",
-        description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu, "
-        "or significantly below that of --not-worse-than, or, for tasks other than translation, the measure of "
-        "training.best_by is below --min-score. "
-        "Options default to the hub section of the run's recipe.",
-        epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",
-    )
-    push.add_argument("run_dir", type=Path, metavar="RUN", help="run folder, e.g. runs/my")
-    push.add_argument(
-        "--checkpoint", type=int, metavar="N", help="publish checkpoint-N with its validation score instead, e.g. 4000"
-    )
-    push.add_argument("--repo-id", metavar="USER/NAME", help="repository, e.g. me/my-model")
-    push.add_argument("--min-bleu", type=float, metavar="BLEU", help="lowest BLEU to publish, from 0 to 100")
-    push.add_argument(
-        "--min-score",
-        type=float,
-        metavar="SCORE",
-        help="lowest accuracy or other measure of training.best_by to publish, from 0 to 1",
-    )
-    push.add_argument(
-        "--not-worse-than",
-        metavar="MODEL",
-        help="model that must not be significantly better on a test set: start, last_push, a folder or a Hub id",
-    )
-    push.add_argument("--private", action="store_true", default=None, help="create a private repository")
-    push.add_argument(
-        "--space", metavar="USER/NAME", help="also publish the demo of the model, as this Space, e.g. me/my-demo"
-    )
-    push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
-    push.set_defaults(run=_push)
-
-    renew = verbs.add_parser(
-        "renew",
-        help="replace the code that a model was saved with by that of this version",
-        description="Replace the code that lies beside the weights of a model by that of this version, for users "
-        "without this package, who load it with trust_remote_code=True. Weights, settings and tokenizer stay as they "
-        "are. A model on the Hub gets one commit, for which a token with write permission is necessary.",
-        epilog="example: hf-vaswani renew me/my-model",
-    )
-    renew.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its id on the Hub")
-    renew.add_argument(
-        "--revision", metavar="BRANCH", default="main", help="branch of the models on the Hub; default: main"
-    )
-    renew.set_defaults(run=_renew)
+    for add in (_add_average, _add_push, _add_renew, _add_convert):
+        add(verbs)
 
 
 # ---- train -------------------------------------------------------------------------------------------------------
@@ -166,6 +105,25 @@ def _print_result(result: "Result") -> None:
 # ---- average -----------------------------------------------------------------------------------------------------
 
 
+def _add_average(verbs: Any) -> None:
+    average = verbs.add_parser(
+        "average",
+        help="average the weights of several checkpoints",
+        description="Average the weights of several checkpoints or models, and write the mean as a model.",
+        epilog="example: hf-vaswani average runs/my --last 5 --output averaged",
+    )
+    average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run folder")
+    average.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the run, e.g. 5")
+    average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
+    average.add_argument(
+        "--by",
+        choices=("bleu", "loss", "accuracy", "f1", "exact_match"),
+        help="measure that --best ranks by; default: best_by of the run's recipe",
+    )
+    average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")
+    average.set_defaults(run=_average)
+
+
 def _average(options: argparse.Namespace) -> None:
     from ..averaging import save_average
 
@@ -212,6 +170,41 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 # ---- push --------------------------------------------------------------------------------------------------------
 
 
+def _add_push(verbs: Any) -> None:
+    push = verbs.add_parser(
+        "push",
+        help="publish the model of a run on the Hub",
+        description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu, "
+        "or significantly below that of --not-worse-than, or, for tasks other than translation, the measure of "
+        "training.best_by is below --min-score. "
+        "Options default to the hub section of the run's recipe.",
+        epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",
+    )
+    push.add_argument("run_dir", type=Path, metavar="RUN", help="run folder, e.g. runs/my")
+    push.add_argument(
+        "--checkpoint", type=int, metavar="N", help="publish checkpoint-N with its validation score instead, e.g. 4000"
+    )
+    push.add_argument("--repo-id", metavar="USER/NAME", help="repository, e.g. me/my-model")
+    push.add_argument("--min-bleu", type=float, metavar="BLEU", help="lowest BLEU to publish, from 0 to 100")
+    push.add_argument(
+        "--min-score",
+        type=float,
+        metavar="SCORE",
+        help="lowest accuracy or other measure of training.best_by to publish, from 0 to 1",
+    )
+    push.add_argument(
+        "--not-worse-than",
+        metavar="MODEL",
+        help="model that must not be significantly better on a test set: start, last_push, a folder or a Hub id",
+    )
+    push.add_argument("--private", action="store_true", default=None, help="create a private repository")
+    push.add_argument(
+        "--space", metavar="USER/NAME", help="also publish the demo of the model, as this Space, e.g. me/my-demo"
+    )
+    push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
+    push.set_defaults(run=_push)
+
+
 def _push(options: argparse.Namespace) -> None:
     from ..recipe_checks import check_ranges, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
@@ -248,6 +241,22 @@ def _push(options: argparse.Namespace) -> None:
 # ---- renew -------------------------------------------------------------------------------------------------------
 
 
+def _add_renew(verbs: Any) -> None:
+    renew = verbs.add_parser(
+        "renew",
+        help="replace the code that a model was saved with by that of this version",
+        description="Replace the code that lies beside the weights of a model by that of this version, for users "
+        "without this package, who load it with trust_remote_code=True. Weights, settings and tokenizer stay as they "
+        "are. A model on the Hub gets one commit, for which a token with write permission is necessary.",
+        epilog="example: hf-vaswani renew me/my-model",
+    )
+    renew.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its id on the Hub")
+    renew.add_argument(
+        "--revision", metavar="BRANCH", default="main", help="branch of the models on the Hub; default: main"
+    )
+    renew.set_defaults(run=_renew)
+
+
 def _renew(options: argparse.Namespace) -> None:
     from ..hub.code import renew_code
     from ..model_names import is_on_hub, resolve_model
@@ -266,3 +275,43 @@ def _renew(options: argparse.Namespace) -> None:
             renew_published_code(model, options.revision) if model in published else renew_code(resolve_model(model))
         )
         sys.stdout.write(f"{model} {'has new code' if renewed else 'had the code of this version'}\n")
+
+
+# ---- convert ------------------------------------------------------------------------------------------------------
+
+
+def _add_convert(verbs: Any) -> None:
+    convert = verbs.add_parser(
+        "convert",
+        help="convert from Marian or fairseq, or to Marian, CTranslate2 or ONNX",
+        description="Convert a model from Marian or fairseq, or to Marian, CTranslate2 or ONNX, and check that both "
+        "models compute the same.",
+        epilog="example: hf-vaswani convert runs/my/model served --to ctranslate2",
+    )
+    convert.add_argument("source", metavar="SOURCE", help="model folder or file, or Hub id; its format is detected")
+    add_revision(convert)
+    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="folder to write")
+    convert.add_argument("--to", required=True, choices=TARGETS, help="format to write")
+    convert.add_argument(
+        "--quantization", metavar="KIND", help="weight type for ctranslate2, e.g. int8, float16 or bfloat16"
+    )
+    convert.add_argument("--force", action="store_true", help="replace DESTINATION if it exists")
+    convert.add_argument(
+        "--sentence", metavar="TEXT", help='sample that both models translate; default: "The cat sleeps."'
+    )
+    convert.set_defaults(run=_convert)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from ..conversion.convert import SENTENCE, convert
+    from ..interruption import stopped_by_sigterm
+    from ..model_names import resolve_model, with_revision
+
+    (name,) = with_revision([options.source], options.revision)
+    source = resolve_model(name, "SOURCE")
+    sentence = SENTENCE if options.sentence is None else options.sentence
+    if not sentence.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in sentence):
+        raise ValueError(f"--sentence is not UTF-8: {sentence!r}.")
+    with stopped_by_sigterm():
+        lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
+    sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))

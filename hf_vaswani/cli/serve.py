@@ -1,4 +1,4 @@
-"""The verb that serves models to other programs: serve."""
+"""The verbs that show and serve a model: explore, demo, serve."""
 
 import argparse
 import asyncio
@@ -14,21 +14,26 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..extras import extra
+from ..files import read_json
 from .inputs import (
     add_device,
+    add_model,
     add_revision,
     add_search,
     check_counts,
+    check_output,
     choose_device,
+    engine_of,
+    load_model,
     load_models,
     require_file,
     set_beams,
@@ -37,6 +42,7 @@ from .inputs import (
 
 logger = logging.getLogger("hf_vaswani")
 
+MAX_EXAMPLES = 6
 DIRECTION = re.compile(r"(\w+)-(\w+)")
 # In seconds, in which the process ends after SIGTERM. All but the last few are for running requests.
 GRACE, LAST = 60, 5
@@ -44,45 +50,142 @@ GRACE, LAST = 60, 5
 MAX_CONNECTIONS = 2000
 # In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
 WORKER_TIMEOUT = 120
-# Errors that a command may end with in a sentence.
-SAID: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """
-    What a worker serves, and how.
-
-    Attributes:
-        models (`tuple[str, ...]`): model folders or Hub ids.
-        directions (`tuple[tuple[str, str], ...]`): languages of a model whose config names none.
-        num_beams (`int`, *optional*): beam size.
-        in_float32 (`bool`): whether weights of other formats are converted to float32.
-        settings (`dict[str, Any]`): how the pipelines compute.
-        characters (`int`), texts (`int`), waiting (`int`): as in [`Limits`].
-        api_keys (`tuple[str, ...]`), origins (`tuple[str, ...]`): as in [`build_server`].
-        threads (`int`, *optional*): most threads of torch; by default as many as it takes.
-        deadline (`float`): as in [`Limits`].
-        device (`str`): as in [`choose_device`].
-    """
-
-    models: tuple[str, ...]
-    directions: tuple[tuple[str, str], ...]
-    num_beams: int | None
-    in_float32: bool
-    settings: dict[str, Any]
-    characters: int
-    texts: int
-    waiting: int
-    api_keys: tuple[str, ...]
-    origins: tuple[str, ...]
-    threads: int | None
-    deadline: float = 30.0
-    device: str = "auto"
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds the verb to the command line, with its function under `run`."""
+    """Adds the verbs to the command line, each with its function under `run`."""
+    _add_explore(verbs)
+    _add_demo(verbs)
+    _add_serve(verbs)
+
+
+def _add_port(parser: argparse.ArgumentParser, port: int, help_of_host: str) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help=help_of_host)
+    parser.add_argument("--port", type=int, default=port, metavar="N", help="port to listen at; default: %(default)s")
+
+
+# ---- explore -----------------------------------------------------------------------------------------------------
+
+
+def _add_explore(verbs: Any) -> None:
+    explore = verbs.add_parser(
+        "explore",
+        help="make a page that shows what a model does with a sentence",
+        description="Make one HTML file that shows what a model does with a sentence: translation and alignment, the "
+        "search step by step, attention of all heads, positions and embeddings. It opens in any browser, and needs no "
+        "other file or host.",
+        epilog='example: hf-vaswani explore --model runs/my/model "A dog runs." --output page.html',
+    )
+    add_model(explore)
+    explore.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
+    explore.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        default=Path("explorer.html"),
+        help="file to write; default: %(default)s",
+    )
+    explore.add_argument("text", metavar="TEXT", help="the sentence")
+    explore.set_defaults(run=_explore)
+
+
+def _explore(options: argparse.Namespace) -> None:
+    from ..model.configuration_vaswani import VaswaniConfig
+    from ..model_names import resolve_model, with_revision
+    from ..translation.loading import load_single_stack
+    from ..visualization.explorer import explore
+
+    check_counts(options, "num_beams")
+    check_output(options.output, "--output")
+    (name,) = with_revision([options.model], options.revision)
+    text: str = options.text
+    device = choose_device(options.device)
+    settings = {} if options.num_beams is None else {"num_beams": options.num_beams}
+    if options.num_beams == 1:
+        # They have no effect on greedy search, and transformers would warn about each.
+        settings |= {"length_penalty": None, "early_stopping": None}
+    folder = resolve_model(name, "--model")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != "vaswani":
+        raise ValueError(
+            f"The explorer needs a Vaswani model, but {options.model} is of the type {kind!r}: hf-vaswani convert "
+            "turns some into one."
+        )
+    config = VaswaniConfig.from_pretrained(folder)
+    if options.num_beams is not None and config.stacks == ("encoder",):
+        raise ValueError(f"--num-beams is for models that write text, but {options.model} does not.")
+    if config.is_encoder_decoder:
+        translators = load_models([str(folder)], options.target_language, device)
+        model, tokenizer = translators.models[0], translators.tokenizer
+        (text,) = translators.tagged([text], "The text")
+    else:
+        if options.target_language is not None:
+            raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
+        model, tokenizer = load_single_stack(folder)
+        model = model.to(device)
+    page = explore(model, tokenizer, text, name=name, settings=settings)
+    page.save(options.output)
+    logger.info(f"{options.output}: {len(page.html.encode()) / 1000:,.0f} kB; open it in a browser.")
+
+
+# ---- demo --------------------------------------------------------------------------------------------------------
+
+
+def _add_demo(verbs: Any) -> None:
+    demo = verbs.add_parser(
+        "demo",
+        help="serve a page to try a model in a browser",
+        description="Serve a page to try a translation model in a browser: translations, words in the colours of "
+        "their alignment, and the explorer. Needs the extra `demo`.",
+        epilog="example: hf-vaswani demo --model runs/my/model",
+    )
+    add_model(demo)
+    demo.add_argument("--num-beams", type=int, metavar="N", help="beam size at first; default: the model's own")
+    demo.add_argument(
+        "--examples",
+        type=Path,
+        metavar="FILE",
+        help="text file with an example in each line; default: sentences of the test of the model's run",
+    )
+    _add_port(demo, 7860, "address to listen at; 0.0.0.0 for every network; default: %(default)s")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from ..serving.demo import MAX_BEAMS, build_demo, serve_demo
+
+    check_counts(options, "num_beams")
+    if options.num_beams is not None and options.num_beams > MAX_BEAMS:
+        raise ValueError(f"--num-beams must be from 1 to {MAX_BEAMS}, but it is {options.num_beams}.")
+    if not 0 < options.port < 2**16:
+        raise ValueError(f"--port must be from 1 to {2**16 - 1}, but it is {options.port}.")
+    if options.examples is not None:
+        require_file(options.examples)
+    translators = load_model(options)
+    model = translators.models[0]
+    if options.num_beams is not None:
+        model.generation_config.num_beams = options.num_beams
+    examples = _examples(options.examples, translators.folders[0], translators.tags)
+    demo = build_demo(model, translators.tokenizer, options.model, examples, options.target_language)
+    logger.info(f"http://{options.host}:{options.port} (Ctrl-C stops it)")
+    serve_demo(demo, options.host, options.port)
+
+
+def _examples(path: Path | None, model: Path, tags: Any) -> list[str]:
+    """Returns the lines of a file, or the samples of the run's test, without language tags."""
+    if path is not None:
+        return [line for line in text_lines(path) if line.strip()][:MAX_EXAMPLES]
+    result = model.resolve().parent / "test.json"
+    if not result.is_file():
+        return []
+    samples = read_json(result).get("samples") or ()
+    return [tags.split(str(sample["source"]))[1] for sample in samples][:MAX_EXAMPLES]
+
+
+# ---- serve -------------------------------------------------------------------------------------------------------
+
+
+def _add_serve(verbs: Any) -> None:
     serve = verbs.add_parser(
         "serve",
         help="serve models to other programs, with LibreTranslate's interface",
@@ -104,8 +207,7 @@ def add_verbs(verbs: Any) -> None:
         metavar="SOURCE-TARGET",
         help="languages of a model whose config names none, e.g. en-de or pt_BR-en; repeat the option for several",
     )
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s, this machine")
-    serve.add_argument("--port", type=int, default=5000, metavar="N", help="port to listen at; default: %(default)s")
+    _add_port(serve, 5000, "address to listen at; default: %(default)s, this machine")
     serve.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
     add_device(serve)
     add_search(serve)
@@ -142,7 +244,7 @@ def add_verbs(verbs: Any) -> None:
     serve.set_defaults(run=_serve)
 
 
-def make_worker(options: ServeOptions) -> Any:
+def make_worker(options: argparse.Namespace) -> Any:
     """
     Returns the application of a worker, which ends when its parent is gone. It also ends when its device has failed,
     and the parent starts another one.
@@ -171,11 +273,13 @@ def _leave(app: Any) -> None:
         os._exit(0)
 
 
-def make_app(options: ServeOptions) -> Any:
+def make_app(options: argparse.Namespace) -> Any:
     """Loads the models, and returns the application."""
     import torch
     import transformers
 
+    from ..model_names import with_revision
+    from ..processes import processors
     from ..serving.server import Limits, build_server
 
     # A process of its own starts with Python's settings.
@@ -184,34 +288,66 @@ def make_app(options: ServeOptions) -> Any:
     # They warn about texts, and one quotes them.
     transformers.logging.set_verbosity_error()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    if options.threads is not None:
-        # Torch may take fewer: those of the variable OMP_NUM_THREADS.
-        torch.set_num_threads(min(options.threads, torch.get_num_threads()))
+    # Torch may take fewer: those of the variable OMP_NUM_THREADS.
+    torch.set_num_threads(min(max(1, processors() // options.workers), torch.get_num_threads()))
     return build_server(
-        {name: _load(name, options) for name in options.models},
-        directions=options.directions,
-        limits=Limits(options.characters, options.texts, options.waiting, options.deadline),
-        api_keys=options.api_keys,
-        origins=options.origins,
+        {name: _load(name, options) for name in with_revision(options.model, options.revision)},
+        directions=_directions(options.direction),
+        limits=Limits(options.char_limit, options.batch_limit, options.queue_limit, options.deadline),
+        api_keys=_api_keys(options.api_keys),
+        origins=options.allow_origin,
     )
 
 
-def _load(name: str, options: ServeOptions) -> Any:
+def _load(name: str, options: argparse.Namespace) -> Any:
     """Loads a model and its tokenizer, onto the device that the options name."""
-    from ..conversion.engines import EngineOptions, check_search
+    from ..conversion.engines import check_search
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 
-    chosen = options.settings
-    translators = load_models([name], None, choose_device(options.device, chosen["engine"]))
+    translators = load_models([name], None, choose_device(options.device, options.engine))
     model = translators.models[0]
     set_beams(model, options.num_beams)
-    if chosen["engine"] not in ("torch", "auto"):
+    if options.engine not in ("torch", "auto"):
         # With an engine that was named, each request would fail.
-        engine = EngineOptions(chosen["engine"], chosen["compute_type"], chosen["approximate"])
-        check_search(engine, [model], model.generation_config)
-    if options.in_float32:
+        check_search(engine_of(options), [model], model.generation_config)
+    if options.dtype in ("float32", "bfloat16"):
         model = model.float()
+    chosen = {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
+    chosen["autocast"] = options.dtype if options.dtype != "float32" else None
     return VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
+
+
+def _directions(names: Sequence[str]) -> list[tuple[str, str]]:
+    matches = {name: DIRECTION.fullmatch(name) for name in names}
+    for name, match in matches.items():
+        if match is None:
+            raise ValueError(f"--direction must be a source and a target language, as en-de, but it is {name!r}.")
+    return [(match[1], match[2]) for match in matches.values() if match]
+
+
+def _api_keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    require_file(path)
+    keys = [line.strip() for line in text_lines(path) if line.strip()]
+    if not keys:
+        raise ValueError(f"{path} has no API key: write one in each line.")
+    return keys
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Checks the options of serve, before a model is loaded."""
+    from ..model_names import with_revision
+
+    check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
+    if not 0 < options.deadline < math.inf:
+        raise ValueError(f"--deadline must be a number of seconds above 0, but it is {options.deadline:g}.")
+    _directions(options.direction)
+    _api_keys(options.api_keys)
+    engine_of(options)
+    with_revision(options.model, options.revision)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -221,7 +357,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     from ..interruption import Interrupted, stopped_by_sigterm
 
-    chosen = _checked(options)
+    _check(options)
     with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -248,7 +384,7 @@ def _serve(options: argparse.Namespace) -> None:
         if options.workers == 1:
             # uvicorn raises the signal once more when all requests are finished.
             with suppress(KeyboardInterrupt, Interrupted), stopped_by_sigterm():
-                app = make_app(chosen)
+                app = make_app(options)
                 server = uvicorn.Server(uvicorn.Config(app, **settings))
                 # A signal would interrupt asyncio while it makes its loop.
                 with server.capture_signals():
@@ -256,12 +392,12 @@ def _serve(options: argparse.Namespace) -> None:
                     asyncio.run(server.serve([listening]))
                     _leave(app)
             return
-        _check_models(chosen)
+        _check_models(options)
         logger.info(address)
         with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
             config = uvicorn.Config(
-                partial(make_worker, chosen),
+                partial(make_worker, options),
                 factory=True,
                 workers=options.workers,
                 **settings,
@@ -284,82 +420,25 @@ def _end(workers: Any) -> None:
             worker.child_conn.send(False)
 
 
-def _check_models(options: ServeOptions) -> None:
+def _check_models(options: argparse.Namespace) -> None:
     """
-    Raises the error of models that cannot be served, in words: a worker could only die of it. They are loaded in a
-    process of their own, whose memory is free again afterwards, on an accelerator as well.
+    Raises the error of models that cannot be served: a worker could only die of it. They are loaded in a process of
+    their own, whose memory is free again afterwards, on an accelerator as well.
     """
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_try_models, args=(options, sender), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        error = receiver.recv()
-    except EOFError:
-        process.join()
-        error = RuntimeError(f"Loading the models ended the process that tried it, with exit code {process.exitcode}.")
-    process.join()
-    if error is not None:
-        raise error
-
-
-def _try_models(options: ServeOptions, sender: Any) -> None:
-    """Loads the models, and sends the error or `None`."""
     # Ctrl-C reaches all processes, and is answered by the parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    error = None
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore) as process:
+        try:
+            process.submit(_try_models, options).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError("Loading the models ended the process that tried it.") from error
+
+
+def _try_models(options: argparse.Namespace) -> None:
     try:
         make_app(options)
-    except SAID as raised:
+    except (ValueError, OSError, ImportError) as error:
         # Errors with arguments of their own cannot be sent as they are.
-        error = next(kind for kind in SAID if isinstance(raised, kind))(str(raised))
-        error.add_note(traceback.format_exc())
-    # The parent may have been killed.
-    with suppress(BrokenPipeError):
-        sender.send(error)
-
-
-def _checked(options: argparse.Namespace) -> ServeOptions:
-    """Returns what the workers need, after checking the options."""
-    from ..conversion.engines import EngineOptions
-    from ..model_names import with_revision
-    from ..processes import processors
-
-    check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
-    if not 0 <= options.port < 2**16:
-        raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
-    if not 0 < options.deadline < math.inf:
-        raise ValueError(f"--deadline must be a number of seconds above 0, but it is {options.deadline:g}.")
-    directions = []
-    for text in options.direction:
-        match = DIRECTION.fullmatch(text)
-        if match is None:
-            raise ValueError(f"--direction must be a source and a target language, as en-de, but it is {text!r}.")
-        directions.append((match[1], match[2]))
-    keys: Sequence[str] = ()
-    if options.api_keys is not None:
-        require_file(options.api_keys)
-        keys = [line.strip() for line in text_lines(options.api_keys) if line.strip()]
-        if not keys:
-            raise ValueError(f"{options.api_keys} has no API key: write one in each line.")
-    EngineOptions(options.engine, options.compute_type, options.approximate, shortlist=options.shortlist).check()
-    if options.dtype and options.engine != "torch":
-        raise ValueError(f"--dtype is for torch, but --engine is {options.engine}: use --compute-type.")
-    settings: dict[str, Any] = {"autocast": options.dtype if options.dtype != "float32" else None}
-    settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
-    return ServeOptions(
-        models=tuple(with_revision(options.model, options.revision)),
-        directions=tuple(directions),
-        num_beams=options.num_beams,
-        in_float32=options.dtype in ("float32", "bfloat16"),
-        settings=settings,
-        characters=options.char_limit,
-        texts=options.batch_limit,
-        waiting=options.queue_limit,
-        api_keys=tuple(keys),
-        origins=tuple(options.allow_origin),
-        threads=max(1, processors() // options.workers),
-        deadline=options.deadline,
-        device=options.device,
-    )
+        kind = next(kind for kind in (ValueError, OSError, ImportError) if isinstance(error, kind))
+        raise kind(str(error)) from error

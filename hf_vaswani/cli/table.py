@@ -192,7 +192,7 @@ def _begin(options: argparse.Namespace, folder: "Folder", translation: dict[str,
     from ..scale.shards import cut, describe, find_files, schema_of
 
     table, output = Path(options.table), Path(options.output)
-    if table.is_dir() and output.absolute().is_relative_to(table.absolute()):
+    if options.table and table.is_dir() and output.absolute().is_relative_to(table.absolute()):
         raise ValueError(f"--output {output} is in the folder of the table, {table}: name another folder.")
     sources = [describe(url) for url in find_files(options.table, options.table_config, options.table_split)]
     settings = Settings(

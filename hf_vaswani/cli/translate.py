@@ -1,4 +1,4 @@
-"""The verbs that read text line by line: translate, score."""
+"""The verb translate: text line by line, or a table."""
 
 import argparse
 import contextlib
@@ -8,38 +8,30 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..files import decode_lines
 from . import inputs
-from .align import pharaoh, rounded
 from .inputs import (
     LoadedModels,
-    add_device,
-    add_model,
-    add_revision,
-    add_target_language,
+    add_models,
     check_beam,
     check_counts,
-    choose_device,
-    line_pairs,
-    load_models,
+    check_output,
     load_translators,
     require_file,
     text_lines,
     warn_split,
 )
+from .pairs import pharaoh, rounded
 from .table import add_table, check_options, translate_table
 
-# Pairs of lines read and scored together.
-PAIRS_AT_A_TIME = 1024
 STANDARD_INPUT = "standard input"
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds the verbs to the command line, each with its function under `run`."""
+    """Adds the verb to the command line, with its function under `run`."""
     translate = verbs.add_parser(
         "translate",
         help="translate text line by line",
@@ -49,7 +41,7 @@ def add_verbs(verbs: Any) -> None:
     translate.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="text files, plain or .gz; default: standard input"
     )
-    add_model(translate)
+    add_models(translate)
     translate.add_argument("--output", metavar="FILE", help="file to write; default: standard output")
     translate.add_argument("--resume", action="store_true", help="complete an --output that was interrupted")
     translate.add_argument(
@@ -78,24 +70,6 @@ def add_verbs(verbs: Any) -> None:
     )
     add_table(translate)
     translate.set_defaults(run=_translate)
-
-    score = verbs.add_parser(
-        "score",
-        help="print the log-probabilities of given translations",
-        description="Print the log-probability of each translation under the model: the sum over its tokens, the mean "
-        "per token and the number of tokens, separated by tabs.",
-        epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
-    )
-    score.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
-    add_revision(score)
-    add_target_language(score)
-    add_device(score)
-    score.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
-    score.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
-    score.set_defaults(run=_score)
-
-
-# ---- translate ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -146,46 +120,36 @@ class Output:
         Raises:
             ValueError: the file cannot be written or resumed.
         """
+        from ..translation.growing_file import keep_whole
+
         path = self.path
         if path is None:
             return 0
-        if path.is_dir():
-            raise ValueError(f"--output {path} is a folder: name a file.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--output {path} is in a folder that does not exist.")
+        check_output(path, "--output")
         if self.resume and path.exists() and not path.is_file():
             raise ValueError(f"--output {path} is not a regular file, and cannot be completed by --resume.")
         if not path.is_file():
             return 0
         if not self.resume and path.stat().st_size:
             raise ValueError(f"{path} exists already: complete it with --resume, or choose another --output.")
-        return self._drop_incomplete_entry(path)
+        return keep_whole(path, self._lines_per_entry, self._check_line)
 
-    def _drop_incomplete_entry(self, path: Path) -> int:
-        lines_per_entry = self.n_best if self.n_best is not None and self.format != "jsonl" else 1
-        lines, length, complete = 0, 0, 0
-        with path.open("rb+") as file:
-            for line in file:
-                # Only the last line can lack its end.
-                if not line.endswith(b"\n"):
-                    break
-                lines, length = lines + 1, length + len(line)
-                prefix = self._prefix((lines - 1) // lines_per_entry + 1)
-                if not line.startswith(prefix):
-                    raise ValueError(
-                        f"{path}, line {lines}, does not start with {prefix.decode()!r}: it was written with another "
-                        "--n-best or --format. Give the same options, or choose another --output."
-                    )
-                if self.alignment != self._has_links(line):
-                    how = "without" if self.alignment else "with"
-                    raise ValueError(
-                        f"{path}, line {lines}, was written {how} --alignment. Give the same options, or choose "
-                        "another --output."
-                    )
-                if lines % lines_per_entry == 0:
-                    complete = length
-            file.truncate(complete)
-        return lines // lines_per_entry
+    @property
+    def _lines_per_entry(self) -> int:
+        return self.n_best if self.n_best is not None and self.format != "jsonl" else 1
+
+    def _check_line(self, number: int, line: bytes) -> None:
+        prefix = self._prefix((number - 1) // self._lines_per_entry + 1)
+        if not line.startswith(prefix):
+            raise ValueError(
+                f"{self.path}, line {number}, does not start with {prefix.decode()!r}: it was written with another "
+                "--n-best or --format. Give the same options, or choose another --output."
+            )
+        if self.alignment != self._has_links(line):
+            raise ValueError(
+                f"{self.path}, line {number}, was written {'without' if self.alignment else 'with'} --alignment. Give "
+                "the same options, or choose another --output."
+            )
 
     def _prefix(self, number: int) -> bytes:
         """The start of each line in the `number`-th entry."""
@@ -223,13 +187,8 @@ def _translate(options: argparse.Namespace) -> None:
     if not options.files and sys.stdin is None:
         raise ValueError("Standard input is closed: name the files to translate.")
     from ..processes import Processes
-    from ..translation.lines import (
-        LINES_AT_A_TIME,
-        OutputFile,
-        skip_lines,
-        translate_chunk,
-        write_whole,
-    )
+    from ..translation.growing_file import OutputFile, skip_lines, write_whole
+    from ..translation.lines import LINES_AT_A_TIME, translate_chunk
 
     processes = Processes()
     is_main = processes.is_main_process
@@ -278,28 +237,3 @@ def _source_lines(files: list[Path], translators: LoadedModels) -> Iterator[str]
         yield from translators.tagged((line.rstrip("\r\n") for line in lines), STANDARD_INPUT)
     for path in files:
         yield from translators.tagged(text_lines(path), str(path))
-
-
-# ---- score -------------------------------------------------------------------------------------------------------
-
-
-def _score(options: argparse.Namespace) -> None:
-    from ..translation.batches import log_probabilities
-
-    require_file(options.source)
-    require_file(options.target)
-    translators = load_models(
-        [options.model], options.target_language, choose_device(options.device), options.revision
-    )
-    pairs = line_pairs(options.source, options.target, translators)
-    done = 0
-    while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):
-        sources, targets = ([pair[side] for pair in chunk] for side in (0, 1))
-        try:
-            found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
-        except ValueError as error:
-            raise ValueError(f"Lines {done + 1} to {done + len(chunk)}: {error}") from error
-        for log_probability, tokens in found:
-            sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
-        sys.stdout.flush()
-        done += len(chunk)

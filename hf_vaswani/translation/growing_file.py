@@ -1,16 +1,18 @@
 """
-Text files that grow: one entry for each item of a long work, in blocks, so that it can be stopped anywhere and goes on
-to the same bytes, in any number of processes.
+Outputs of a long work, which can be stopped anywhere and goes on to the same bytes: how far an unfinished output is,
+whether it was begun with the same settings, and how its end is cut to whole entries.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from ..files import atomic_write_text, digest, find_damage, put_in_place, read_json, sync, temporary_name
+from ..interruption import delayed_signals
 from ..processes import Processes
-from .lines import OutputFile, skip_lines, write_whole
 
 # Items that are sorted by length and worked on together, and lost when the work is killed.
 BLOCK = 1024
@@ -18,6 +20,131 @@ BLOCK = 1024
 COMPLETE = "sha256"
 
 T = TypeVar("T")
+
+
+# ---- The rule ----------------------------------------------------------------------------------------------------
+
+
+def different_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """
+    Compares the settings that an output was begun with and those of now, which must be the same.
+
+    Args:
+        before (`Mapping[str, Any]`), now (`Mapping[str, Any]`): settings, which may be nested; JSON-serializable.
+
+    Returns:
+        `str`: which settings were what and are what, for an error message; `None` if there is no difference.
+    """
+    then, here = (_flat(json.loads(json.dumps(settings))) for settings in (before, now))
+    changes = [
+        f"{key} was {then.get(key)!r} and is {here.get(key)!r}"
+        for key in {**then, **here}
+        if then.get(key) != here.get(key)
+    ]
+    return ", ".join(changes) or None
+
+
+def _flat(content: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    """Returns nested settings by names such as `search.num_beams`."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {front + key: value}
+    return found
+
+
+def keep_whole(path: Path, lines_per_block: int, check: Callable[[int, bytes], None], header: int = 0) -> int:
+    """
+    Cuts off the end of an unfinished output that is not a whole block of lines.
+
+    Args:
+        path (`Path`): the file.
+        lines_per_block (`int`): lines that are written together.
+        check (`Callable[[int, bytes], None]`): raises an error for a line that cannot be one of the output; gets its
+            number, counted from 1, and its bytes.
+        header (`int`): lines in front of the first block.
+
+    Returns:
+        `int`: number of whole blocks that are left.
+    """
+    lines = length = whole = 0
+    with path.open("rb+") as file:
+        for line in file:
+            # Only the last line can lack its end.
+            if not line.endswith(b"\n"):
+                break
+            lines, length = lines + 1, length + len(line)
+            check(lines, line)
+            if (lines - header) % lines_per_block == 0:
+                whole = length
+        file.truncate(whole)
+    return max(lines - header, 0) // lines_per_block
+
+
+def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:
+    """
+    Skips the first `done` lines.
+
+    Raises:
+        ValueError: there are fewer lines.
+    """
+    there = sum(1 for _ in islice(lines, done))
+    if there < done:
+        raise ValueError(f"The output has {done} lines already, but the text has only {there}: give the same text.")
+    yield from lines
+
+
+class OutputFile:
+    """
+    Appends complete lines to a file, or writes them to a device or a pipe.
+
+    Args:
+        path (`Path`): the file.
+        going_on (`str`): how the work goes on after a full disk, for the error message.
+
+    Raises:
+        OSError: the file cannot be written; the message names it.
+    """
+
+    def __init__(self, path: Path, going_on: str = "--resume continues after them") -> None:
+        self.going_on = going_on
+        self.path, self.is_regular = path, path.is_file() or not path.exists()
+        # A pipe cannot be opened for appending. Unbuffered, so closing never has to write.
+        self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, text: str) -> None:
+        """Writes lines. On a full disk, the file keeps the complete ones."""
+        data, done = memoryview(text.encode()), 0
+        try:
+            while done < len(data):
+                done += self.file.write(data[done:])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            kept = ""
+            if self.is_regular:
+                whole = text.encode()[:done].rfind(b"\n") + 1
+                self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
+                kept = f" Its lines are complete, and {self.going_on}."
+            raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
+
+    def flush(self) -> None:
+        """Does nothing, because writes are not buffered."""
+
+
+def write_whole(output: TextIO | OutputFile, text: str) -> None:
+    """Writes complete lines: Ctrl-C and SIGTERM are delayed until they are written."""
+    with delayed_signals():
+        output.write(text)
+        output.flush()
+
+
+# ---- Files that appear when they are complete --------------------------------------------------------------------
 
 
 class GrowingFile:
@@ -56,12 +183,14 @@ class GrowingFile:
             if damage := self._damage():
                 raise ValueError(f"{damage}. Restore it, or delete it and {self.record} to make it again.")
             return None
-        if not begun:
+        done = 0
+        if begun:
+            done = BLOCK * keep_whole(self.partial, BLOCK, self._check_line, header=int(bool(self.header)))
+        else:
             self._write_record({})
-        done, length = self._whole_blocks() if begun else (0, 0)
-        with self.partial.open("rb+" if begun else "xb") as file:
-            file.truncate(length)
-            if not length:
+        with self.partial.open("ab" if begun else "xb") as file:
+            # The header belongs to the first block.
+            if not file.tell():
                 file.write(self.header.encode())
         return done
 
@@ -70,7 +199,7 @@ class GrowingFile:
         if not self.record.is_file():
             return
         try:
-            is_same = self._recorded()[0] == json.loads(json.dumps(self.settings)) and self._damage() is None
+            is_same = not different_settings(self._recorded()[0], self.settings) and self._damage() is None
         except ValueError:
             is_same = False
         if not is_same:
@@ -93,30 +222,16 @@ class GrowingFile:
         advice = f"Name another {self.key}, or delete {begun}."
         if not self.record.is_file():
             raise ValueError(f"{begun} exists already, without the record of its settings, {self.record}. {advice}")
-        (recorded, _), settings = self._recorded(), json.loads(json.dumps(self.settings))
-        different = [key for key in {**recorded, **settings} if recorded.get(key) != settings.get(key)]
-        if different:
-            then, now = ({key: of.get(key) for key in different} for of in (recorded, settings))
-            changes = ", ".join(f"{key} was {then[key]!r} and is {now[key]!r}" for key in different)
+        if changes := different_settings(self._recorded()[0], self.settings):
             raise ValueError(f"{begun} was made with other settings: {changes}. {advice}")
 
-    def _whole_blocks(self) -> tuple[int, int]:
-        """Counts the lines of the whole blocks in the unfinished file, and the bytes up to their end."""
-        lines = length = whole = 0
-        first = bool(self.header)
-        with self.partial.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                if not (line == self.header.encode() if first and not lines else self._is_entry(line)):
-                    raise ValueError(f"{self.partial}, line {lines + 1}, is damaged: delete this file to start over.")
-                lines, length = lines + 1, length + len(line)
-                if (lines - first) % BLOCK == 0:
-                    whole = length
-        return max(lines - first, 0) // BLOCK * BLOCK, whole
-
-    def _is_entry(self, line: bytes) -> bool:
-        return line.count(b"\t") == len(self.columns) - 1 if self.columns else line.startswith(b"{")
+    def _check_line(self, number: int, line: bytes) -> None:
+        if self.header and number == 1:
+            is_whole = line == self.header.encode()
+        else:
+            is_whole = line.count(b"\t") == len(self.columns) - 1 if self.columns else line.startswith(b"{")
+        if not is_whole:
+            raise ValueError(f"{self.partial}, line {number}, is damaged: delete this file to start over.")
 
     def write(self, entries: Iterable[str]) -> None:
         """Appends entries, which are lines without their ends, and leaves whole lines."""

@@ -1,18 +1,14 @@
 """Translation of text line by line: long lines are split, several processes share the work, lines keep their order."""
 
-import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..interruption import delayed_signals
 from ..model.sentences_vaswani import LanguageTags, Parts, cut, has_words, longest_source, may_be_longer
 from ..processes import Processes
 from .alignment import AlignedPart, align_parts
@@ -65,7 +61,7 @@ def translate_chunk(
     return whole
 
 
-# ---- Lines and their output --------------------------------------------------------------------------------------
+# ---- Lines ---------------------------------------------------------------------------------------------------------
 
 
 class LineTranslator:
@@ -182,67 +178,3 @@ def _links(source: str, target: str, pieces: Sequence[AlignedPart]) -> list[Link
             )
             links.setdefault((left, right), float(alignment.probabilities[link[1], link[0]]))
     return [(left, right, probability) for (left, right), probability in links.items()]
-
-
-def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:
-    """
-    Skips the first `done` lines.
-
-    Raises:
-        ValueError: there are fewer lines.
-    """
-    there = sum(1 for _ in islice(lines, done))
-    if there < done:
-        raise ValueError(f"The output has {done} lines already, but the text has only {there}: give the same text.")
-    yield from lines
-
-
-class OutputFile:
-    """
-    Appends complete lines to a file, or writes them to a device or a pipe.
-
-    Args:
-        path (`Path`): the file.
-        going_on (`str`): how the work goes on after a full disk, for the error message.
-
-    Raises:
-        OSError: the file cannot be written; the message names it.
-    """
-
-    def __init__(self, path: Path, going_on: str = "--resume continues after them") -> None:
-        self.going_on = going_on
-        self.path, self.is_regular = path, path.is_file() or not path.exists()
-        # A pipe cannot be opened for appending. Unbuffered, so closing never has to write.
-        self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
-
-    def __enter__(self) -> "OutputFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write(self, text: str) -> None:
-        """Writes lines. On a full disk, the file keeps the complete ones."""
-        data, done = memoryview(text.encode()), 0
-        try:
-            while done < len(data):
-                done += self.file.write(data[done:])
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            kept = ""
-            if self.is_regular:
-                whole = text.encode()[:done].rfind(b"\n") + 1
-                self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
-                kept = f" Its lines are complete, and {self.going_on}."
-            raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
-
-    def flush(self) -> None:
-        """Does nothing, because writes are not buffered."""
-
-
-def write_whole(output: TextIO | OutputFile, text: str) -> None:
-    """Writes complete lines: Ctrl-C and SIGTERM are delayed until they are written."""
-    with delayed_signals():
-        output.write(text)
-        output.flush()

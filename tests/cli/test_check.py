@@ -184,42 +184,6 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
     assert "duplicate " in said and "languages " not in said and "language " not in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{en}"], "name its columns, e.g. --columns en de, or both its files"),
-        (["{en}", "{de}", "{en}"], "A text is one file or two, but 3 are given"),
-        (["{en}", "{de}", "--columns", "en", "de"], "--columns applies to one file or dataset"),
-        (["{en}", "missing.de"], "There is no file 'missing.de'"),
-        (["missing.tsv", "--columns", "en", "de"], "missing.tsv"),
-        ([], "There is no text to check: give a recipe"),
-        (["--data.source_language=fr"], "There is no training text"),
-        (["{en}", "{de}", "--output", "clean.txt"], "--output clean.txt must end in .tsv"),
-        (["{en}", "{de}", "--output", "{en}"], "exists already: choose another file"),
-        (["{en}", "{de}", "--json", "no/where.json"], "is in a folder that does not exist"),
-        (["{en}", "{de}", "--output", "a.tsv", "--rejected", "./a.tsv"], "is given for two outputs"),
-        (["{en}", "{de}", "--output", "link/a.tsv", "--rejected", "a.tsv"], "is given for two outputs"),
-        (["{en}", "{de}", "--limits", "ratio=3"], "--limits has 'ratio=3', but the limits are max_length,"),
-        (["{en}", "{de}", "--limits", "max_length=long"], "--limits max_length must be an integer, but it is 'long'"),
-        (["{en}", "{de}", "--limits", "min_letters=1.5"], "--limits min_letters must be from 0 to 1, but it is 1.5"),
-        (["{en}", "{de}", "--limits", "max_urls=1", "--limits", "max_urls=2"], "--limits has max_urls twice"),
-        (["{en}", "{de}", "--limits", "max_ratio=nan"], "--limits max_ratio must be from 1 to"),
-        (["{en}", "{de}", "--limits", "max_ratio=0.5"], "--limits max_ratio must be from 1 to"),
-        (["{en}", "{de}", "--plot", "lengths.jpg"], "lengths.jpg must end in .png"),
-        (["{en}", "{de}", "--data.tran_files=x"], "did you mean"),
-        (["recipe.yaml", "{en}"], "A recipe is checked alone"),
-    ],
-)
-def test_bad_arguments_are_one_sentence(text, tmp_path, capsys, monkeypatch, arguments, message) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    assert main(["check", *(word.format(en=text[0], de=text[1]) for word in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before
-
-
 @pytest.mark.parametrize("damage", ["shorter", "latin-1"])
 def test_a_broken_line_is_named_and_nothing_is_written(text, tmp_path, capsys, damage) -> None:
     target = Path(text[1])
@@ -265,13 +229,6 @@ def test_a_prefix_is_no_text(text, tmp_path, capsys) -> None:
         reports.append(json.loads(path.read_text()))
     assert reports[0] == reports[1] and reports[0]["total"]
     capsys.readouterr()
-
-
-def test_running_text_is_not_checked(tmp_path, capsys) -> None:
-    recipe = tmp_path / "bert.yaml"
-    recipe.write_text("task: masked_lm\ndata: {train_files: text.txt}\n", encoding="utf-8")
-    assert main(["check", str(recipe)]) == 2
-    assert "bert.yaml has no sentence pairs (task: masked_lm), and only these are checked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

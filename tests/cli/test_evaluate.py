@@ -110,30 +110,6 @@ def test_a_full_disk_leaves_nothing_of_an_output(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "words"),
-    [
-        (["text.en"], [], "--data names one text"),
-        (["text.en", "none.de"], [], "There is no file"),
-        (["text.en", "short.de"], [], "must have the same number of lines, but"),
-        (["text.en", "text.de"], ["--columns", "en", "de"], "--columns applies to one file"),
-        (["text.en", "text.de"], ["--tokenize", "14b"], "sacreBLEU has no tokenizer '14b'"),
-        (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be from 1 to 1000, but it is 0"),
-        (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),
-        (["empty.en", "empty.de"], [], "There is no text in"),
-        (["text.en", "text.de"], ["--altered", "upper,lower"], "'lower': choose from upper,title,typos,no_final_mark"),
-        (["text.en", "text.de"], ["--altered", ""], "--altered has ''"),
-        (["text.en", "text.de"], ["--altered=upper", "--sentences", "--format=csv"], "do not fit into one table"),
-    ],
-)
-def test_evaluate_names_bad_input(tiny_run, tmp_path, capsys, data, options, words) -> None:
-    for name, count in (("text.en", 3), ("text.de", 3), ("short.de", 2), ("empty.en", 0), ("empty.de", 0)):
-        (tmp_path / name).write_text("one\n" * count)
-    files = [str(tmp_path / name) for name in data]
-    code, out, err = evaluate(capsys, "--model", str(tiny_run / "model"), "--data", *files, *options)
-    assert code == 2 and words in err and err.count("\n") == 1 and not out
-
-
 def test_a_test_set_may_be_at_a_url(tiny_run, capsys) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/corpus/a.tsv?sig=SECRET", b"en\tde\none two\teins zwei\n")

@@ -1,6 +1,7 @@
-"""hf-vaswani train, average, push."""
+"""hf-vaswani train, average and convert, as far as it is not the training or the conversion itself."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import recipe_file
 from hf_vaswani.cli import main
+from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.recipe import BestBy
 
 
@@ -40,29 +42,6 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
     assert main(["average", str(tiny_run), "--best", "2", "--by", "loss", "--output", str(tmp_path / "two")]) == 2
     assert "has fewer checkpoints than --best 2 asks for: 1" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["{run}/checkpoint-9", "--output", "{new}"], "which does not exist"),
-        (["{run}", "--output", "{new}"], "select its checkpoints"),
-        (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
-        (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
-        (["{run}/model", "--last", "1", "--output", "{new}"], "recipe.yaml"),
-        (["{run}", "--last", "0", "--output", "{new}"], "--last must be at least 1, but it is 0"),
-        (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last and --best exclude each other"),
-        (
-            ["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"],
-            "take one run folder, but 2 folders are given",
-        ),
-    ],
-)
-def test_bad_selections_are_refused(tiny_run, tmp_path, capsys, arguments, words) -> None:
-    new = tmp_path / "new"
-    assert main(["average", *(argument.format(run=tiny_run, new=new) for argument in arguments)]) == 2
-    assert words in capsys.readouterr().err
-    assert not new.exists()
 
 
 def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatch) -> None:
@@ -142,6 +121,20 @@ def test_train_takes_every_argument_for_the_recipe(monkeypatch, capsys) -> None:
         assert seen.pop() == (arguments, usage)
 
 
-def test_push_needs_a_repository(tiny_run, capsys) -> None:
-    assert main(["push", str(tiny_run)]) == 2
-    assert "There is no repository to publish to: give --repo-id USER/NAME" in capsys.readouterr().err
+@pytest.fixture
+def converted(monkeypatch):
+    """What `convert` is called with, which then returns two lines."""
+    seen = []
+    monkeypatch.setattr(conversion, "convert", lambda *arguments: seen.append(arguments) or ["one", "two"])
+    return seen
+
+
+def test_options_become_arguments(converted, tmp_path, capsys) -> None:
+    assert main(["convert", str(tmp_path), "new", "--to", "onnx"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\nModel     new\n"
+    options = ["--quantization", "int8", "--force", "--sentence", "Hello."]
+    assert main(["convert", str(tmp_path), "new", "--to", "ctranslate2", *options]) == 0
+    assert converted == [
+        (tmp_path, Path("new"), "onnx", None, False, conversion.SENTENCE),
+        (tmp_path, Path("new"), "ctranslate2", "int8", True, "Hello."),
+    ]

@@ -1,6 +1,7 @@
-"""The verb serve, in processes of its own."""
+"""hf-vaswani explore, demo and serve, in processes of their own where they serve."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -10,27 +11,127 @@ import socket
 import threading
 import time
 import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from transformers import BertConfig, BertModel, pipeline
+
+from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM
+from hf_vaswani.cli import main
+from hf_vaswani.cli import serve as cli
+from hf_vaswani.cli.main import _parser
+from hf_vaswani.cli.serve import _examples
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.sentences_vaswani import LanguageTags
+from hf_vaswani.serving import server
+
+from ..campaign.verbs import verb
+from ..children import Child, free_port
+from ..networks import tiny_config
+from ..serving.served import serve, workers_of
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
-from transformers import pipeline
-
-from hf_vaswani.cli import main
-from hf_vaswani.cli import serve as cli
-from hf_vaswani.cli.main import _parser
-from hf_vaswani.serving import server
-
-from ..serving.served import serve, workers_of
 
 SENTENCES = ["one two three", "nine", "four five six", "seven eight one two"]
+if importlib.util.find_spec("gradio") is None:
+    pytest.skip("the extra `demo` is not installed", allow_module_level=True)
+
+
+def data_of(path: Path) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)[1])
+
+
+def test_it_writes_the_page_of_a_translation(teacher, tmp_path, capfd, caplog, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explore", "--model", str(teacher), "one two three"]) == 0
+    assert re.fullmatch(r"explorer\.html: \d+ kB; open it in a browser\.", caplog.messages[-1])
+    data = data_of(tmp_path / "explorer.html")
+    text = tmp_path / "in.txt"
+    text.write_text("one two three\n", "utf-8")
+    assert main(["translate", "--model", str(teacher), str(text)]) == 0
+    # Text is split at white space and joined again.
+    assert data["search"]["hypotheses"][0]["text"].split() == capfd.readouterr().out.split()
+    assert data["search"]["settings"]["num_beams"] == 2
+    assert main(["explore", "--model", str(teacher), "one", "--num-beams", "1", "--output", "greedy.html"]) == 0
+    assert data_of(tmp_path / "greedy.html")["search"]["settings"]["num_beams"] == 1
+    assert "generation flags" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [VaswaniForCausalLM, VaswaniForMaskedLM])
+def test_stacks_on_their_own(kind, tmp_path) -> None:
+    tokenizer = train_tokenizer(["ab abc"], 20, kind="characters")
+    kind(tiny_config()).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert main(["explore", "--model", str(tmp_path / "model"), "ab", "--output", str(tmp_path / "page.html")]) == 0
+    assert data_of(tmp_path / "page.html")["kind"] == ("decoder" if kind is VaswaniForCausalLM else "encoder")
+
+
+def test_options_and_models_that_do_not_fit_are_named(tmp_path, capfd) -> None:
+    VaswaniForMaskedLM(tiny_config()).save_pretrained(tmp_path / "encoder")
+    assert main(["explore", "--model", str(tmp_path / "encoder"), "ab", "--num-beams", "2"]) == 2
+    assert "--num-beams is for models that write text" in capfd.readouterr().err
+    BertModel(BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
+        tmp_path / "bert"
+    )
+    assert main(["explore", "--model", str(tmp_path / "bert"), "ab"]) == 2
+    error = capfd.readouterr().err
+    assert "needs a Vaswani model, but" in error
+    assert "is of the type 'bert'" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_damaged_stack_is_named(tmp_path, capfd) -> None:
+    tokenizer = train_tokenizer(["ab abc"], 20, kind="characters")
+    VaswaniForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}), "utf-8")
+    assert main(["explore", "--model", str(tmp_path), "ab"]) == 2
+    assert "has the architecture 'Other', but it must be one of VaswaniEncoderModel" in capfd.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert main(["explore", "--model", str(tmp_path), "ab"]) == 2
+    assert "model.safetensors" in capfd.readouterr().err
+
+
+def test_examples_are_lines_or_samples_of_the_test(tiny_run, tmp_path) -> None:
+    samples = _examples(None, tiny_run / "model", LanguageTags(object()))
+    assert samples
+    assert all(
+        set(sample.split()) <= set("zero one two three four five six seven eight nine".split()) for sample in samples
+    )
+    (tmp_path / "my.txt").write_text("one\n\ntwo\n" + "three\n" * 20, encoding="utf-8")
+    assert _examples(tmp_path / "my.txt", tiny_run / "model", None) == ["one", "two", *["three"] * 4]
+    assert _examples(None, Path("me/model"), None) == []
+
+
+@pytest.mark.process
+def test_it_serves_a_page_until_it_is_stopped(teacher, tmp_path) -> None:
+    port = free_port()
+    child = Child(tmp_path / "outputs", verb, ["demo", "--model", str(teacher), "--port", str(port)])
+    try:
+        for _ in range(600):
+            try:
+                page = urllib.request.urlopen(f"http://127.0.0.1:{port}").read().decode()
+                break
+            except OSError:
+                assert child.process.is_alive()
+                time.sleep(0.2)
+        assert str(teacher) in page
+    finally:
+        os.kill(child.process.pid or 0, signal.SIGINT)
+        end = child.end()
+    assert f"http://127.0.0.1:{port} (Ctrl-C stops it)" in end.err
+    assert end.code in (0, 130)
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +285,16 @@ def test_the_parent_of_workers_loads_no_model(teacher, monkeypatch, capsys, tmp_
     assert "config.json" in capsys.readouterr().err
 
 
-def test_workers_share_the_processors(monkeypatch) -> None:
+def test_workers_share_the_processors(teacher, monkeypatch) -> None:
+    asked: list[int] = []
     monkeypatch.setattr("hf_vaswani.processes.processors", lambda: 6)
-    for workers, threads in ((1, 6), (2, 3), (4, 1), (8, 1)):
-        options = _parser().parse_args(["serve", "--model", "a/b", "--workers", str(workers)])
-        assert cli._checked(options).threads == threads
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr(cli, "_load", lambda *_: None)
+    monkeypatch.setattr(server, "build_server", lambda *_, **__: None)
+    for workers in (1, 2, 4, 8):
+        cli.make_app(_parser().parse_args(["serve", "--model", str(teacher), "--workers", str(workers)]))
+    assert asked == [6, 3, 1, 1]
 
 
 @pytest.mark.process
@@ -201,32 +307,6 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         body = json.dumps({"q": "nine", "source": "en", "target": "de", "api_key": "sesame"}).encode()
         assert b"translatedText" in served.post(body)
         assert "sesame" not in served.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--port", "70000"], "--port must be from 0 to 65535, but it is 70000."),
-        (["--deadline", "0"], "--deadline must be a number of seconds above 0, but it is 0."),
-        (["--deadline", "nan"], "--deadline must be a number of seconds above 0, but it is nan."),
-        (["--workers", "0"], "--workers must be at least 1, but it is 0."),
-        (["--char-limit", "0"], "--char-limit must be at least 1, but it is 0."),
-        (["--direction", "english"], "--direction must be a source and a target language, as en-de, but it is"),
-        (["--direction", "en-de"], "--direction is for a model whose config names no languages"),
-        (["--api-keys", "nowhere.txt"], "There is no file 'nowhere.txt'."),
-        (["--engine", "auto", "--dtype", "auto"], "--dtype is for torch, but --engine is auto"),
-        (
-            ["--compute-type", "int8"],
-            "needs engine=ctranslate2 or engine=auto, but engine is torch.",
-        ),
-        (["--engine", "ctranslate2"], "with approximate."),
-        (["--engine", "onnx"], "engine=onnx is no longer there: use engine=ctranslate2"),
-        (["--model", "nowhere"], "is 'nowhere', which does not exist"),
-    ],
-)
-def test_bad_options_are_one_sentence(teacher, capsys, arguments, message) -> None:
-    assert main(["serve", "--model", str(teacher), *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_taken_port_is_one_sentence(teacher, capsys, tmp_path) -> None:

@@ -163,66 +163,12 @@ def test_a_table_on_another_file_system(teacher, tmp_path) -> None:
         memory.rm("/out", recursive=True)
 
 
-BAD = [
-    (["--column", "fr"], "has no column 'fr'; it has 'id', 'en'"),
-    (["--to-column", "en"], "has a column 'en' already: choose another --to-column"),
-    (["--shard-rows", "0"], "--shard-rows must be at least 1"),
-    (["--format", "tsv"], "--format must be parquet or jsonl with --table"),
-    (["--resume"], "--resume cannot be combined with --table"),
-    (["--alignment"], "--alignment cannot be combined with --table"),
-    (["--markup", "html", "--n-best", "2"], "--markup cannot be combined with --n-best"),
-    (["--num-beams", "1", "--score"], "--score needs a beam size of at least 2, but --num-beams is 1"),
-    (["--num-beams", "3", "--n-best", "4"], "--n-best 4 needs a beam size of at least 4, but --num-beams is 3"),
-    (["--workers", "2"], "--workers needs --engine-cluster ray"),
-    (["--worker-cpus", "-1", "--engine-cluster", "ray"], "--worker-cpus must be from 0 to 10000"),
-    (["--table-config", "x"], "--table-config is for datasets on the Hub"),
-    (["--output", ""], "--output is empty"),
-    (["--table", ""], "--table is empty"),
-    (["--table-split", "test"], "--table-split is for datasets on the Hub"),
-    (["--output", "nowhere://x"], "nowhere://x cannot be reached: "),
-]
-
-
-@pytest.mark.parametrize(("more", "message"), BAD, ids=[" ".join(more) for more, _ in BAD])
-def test_bad_options_are_one_sentence(more, message, teacher, table, tmp_path, capsys) -> None:
-    assert main(command(teacher, table, tmp_path / "out", *more)) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_options_of_tables_need_a_table(teacher, tmp_path, capsys) -> None:
-    for more in (["--column", "en"], ["--score"], ["--engine-cluster", "ray"]):
-        assert main(["translate", "--model", str(teacher), *more]) == 2
-        assert f"{more[0]} needs --table." in capsys.readouterr().err
-    assert main(["translate", "--model", str(teacher), "--table", "x", "--column", "en"]) == 2
-    assert "--table needs --output" in capsys.readouterr().err
-    assert main(["translate", "--model", str(teacher), "--table", "x", "--output", "y"]) == 2
-    assert "--table needs --column" in capsys.readouterr().err
-    assert main(["translate", "--model", str(teacher), "--format", "parquet"]) == 2
-    assert "--format parquet needs --table." in capsys.readouterr().err
-
-
 def test_a_second_process_is_kept_out(teacher, table, tmp_path, capsys) -> None:
     from hf_vaswani.interruption import exclusive
 
     with exclusive(tmp_path / "out"):
         assert main(command(teacher, table, tmp_path / "out")) == 2
     assert "is being written by another process" in capsys.readouterr().err
-
-
-def test_the_output_is_a_folder_outside_of_the_table(teacher, table, tmp_path, capsys) -> None:
-    assert main(command(teacher, tmp_path, tmp_path / "out")) == 2
-    assert "is in the folder of the table" in capsys.readouterr().err
-    assert main(command(teacher, table, table)) == 2
-    assert "table.parquet is a file: name a folder" in capsys.readouterr().err
-
-
-def test_a_table_that_cannot_be_parquet_is_refused_before_anything_is_written(teacher, tmp_path, capsys) -> None:
-    table = write_rows(tmp_path / "table.jsonl", [{"en": "one", "id": 1}, {"en": "two", "id": "x"}])
-    assert main(command(teacher, table, tmp_path / "out", "--format", "parquet")) == 2
-    assert "use --format jsonl" in capsys.readouterr().err
-    assert main(command(teacher, table, tmp_path / "out", "--format", "jsonl")) == 0
 
 
 def test_weights_of_8_bits(teacher, table, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""hf-vaswani translate: one line in, one line out. score: log-probabilities of given translations."""
+"""hf-vaswani translate: one line in, one line out, with links and markup."""
 
 import json
 import os
@@ -8,21 +8,18 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
+from hf_vaswani import alignments
 from hf_vaswani.cli import main
 from hf_vaswani.cli.translate import Output
 from hf_vaswani.translation import lines as translation
+from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
 
+from ..conversion.test_ctranslate2 import random_sentences, save_random
 from .conftest import size_limit, translate
 
-
-def test_each_line_gives_one_line_and_empty_lines_stay_empty(tiny_run, monkeypatch, capsys) -> None:
-    text = "one two\n\nthree\u2028four\r\n   \nfive".encode()
-    code, out, _ = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
-    assert code == 0
-    lines = out.split("\n")
-    assert len(lines) == 6
-    assert (lines[1], lines[3], lines[5]) == ("", "", "")
+SOURCES = ["one two three", "", "nine  four"]
+TARGETS = ["eins zwei drei", "", "neun vier vier"]
 
 
 def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -> None:
@@ -63,21 +60,6 @@ def test_a_byte_order_mark_is_skipped_and_num_beams_is_used(tiny_run, monkeypatc
     assert out == "two lines\ntwo lines\n"
 
 
-def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypatch, capsys) -> None:
-    model = str(tiny_run / "model")
-    code, out, err = translate(monkeypatch, capsys, b"one\ntwo\xff\n", "--model", model)
-    assert (code, out) == (2, "")
-    assert "standard input, line 2, is not UTF-8: invalid start byte at byte 4" in err
-    code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path))
-    assert code == 2
-    assert f"{tmp_path / 'config.json'} is missing" in err
-    code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", model, "--num-beams", "0")
-    assert (code, "--num-beams" in err) == (2, True)
-    with pytest.raises(SystemExit) as stop:
-        main(["fly"])
-    assert stop.value.code == 2
-
-
 def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> None:
     folder, text = texts
     model = ["--model", str(tiny_run / "model")]
@@ -105,27 +87,6 @@ def test_an_interrupted_output_is_resumed(tiny_run, texts, monkeypatch, capsys, 
         output.write_bytes(whole[:cut])
         assert main([*arguments, "--resume"]) == 0
         assert output.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("more", "content", "words"),
-    [
-        (["--n-best", "2"], "eins\nzwei\n", "it was written with another --n-best or --format"),
-        (
-            ["--n-best", "2", "--format", "jsonl"],
-            "1\t-0.5\teins\n",
-            "it was written with another --n-best or --format",
-        ),
-        ([], "eins\n" * 34, "The output has 34 lines already, but the text has only 33"),
-    ],
-)
-def test_an_output_of_another_format_or_text_is_not_resumed(tiny_run, texts, capsys, more, content, words) -> None:
-    folder, _ = texts
-    output = folder / "out.txt"
-    output.write_text(content, encoding="utf-8")
-    arguments = ["--model", str(tiny_run / "model"), str(folder / "a.txt"), "--output", str(output), "--resume", *more]
-    assert main(["translate", *arguments]) == 2 and words in capsys.readouterr().err
-    assert output.read_text(encoding="utf-8") == content
 
 
 @pytest.mark.parametrize(
@@ -161,17 +122,6 @@ def test_entries_are_counted_as_they_are_formatted(tmp_path, n_best, format, ent
             other.entries_done()
 
 
-def test_outputs_and_texts_are_files(tiny_run, texts, capsys) -> None:
-    folder, _ = texts
-    for arguments, words in (
-        ([str(folder)], "is a folder, not a text file"),
-        ([str(folder / "a.txt"), "--output", str(folder)], "is a folder: name a file"),
-        ([str(folder / "a.txt"), "--output", str(folder / "no" / "x")], "is in a folder that does not exist"),
-    ):
-        assert main(["translate", "--model", str(tiny_run / "model"), *arguments]) == 2
-        assert words in capsys.readouterr().err
-
-
 def test_n_best_translations_and_scores_are_those_of_generate(tiny_run, texts, monkeypatch, capsys) -> None:
     folder = str(tiny_run / "model")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -192,23 +142,6 @@ def test_n_best_translations_and_scores_are_those_of_generate(tiny_run, texts, m
     objects = [json.loads(line) for line in out.splitlines()]
     assert [item["line"] for item in objects] == [1, 2, 3]
     assert [found["score"] for found in objects[2]["translations"]] == [float(row[1]) for row in rows[6:]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--n-best", "0"], "--n-best must be from 1 to 1000, but it is 0"),
-        (["--num-beams", "99999"], "--num-beams must be from 1 to 1000, but it is 99999"),
-        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam size of at least 3, but --num-beams is 2"),
-        (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam size of at least 2, but --num-beams is 1"),
-        (["--format", "tsv"], "--format tsv needs --n-best"),
-        (["--resume"], "--resume needs --output"),
-        (["nowhere.txt"], "There is no file 'nowhere.txt'"),
-    ],
-)
-def test_conflicting_options_are_refused(tiny_run, monkeypatch, capsys, arguments, words) -> None:
-    code, out, error = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), *arguments)
-    assert (code, out) == (2, "") and words in error
 
 
 def test_an_input_file_is_refused_as_output(tiny_run, texts, capsys) -> None:
@@ -266,47 +199,6 @@ def test_the_number_of_lines_is_kept(tiny_run, monkeypatch, capsys, text, lines)
     assert code == 0 and out.count("\n") == lines, err
 
 
-def scores(capsys, tmp_path, model: str, sources: list[str], targets: list[str]) -> tuple[int, str, str]:
-    for name, lines in (("source.txt", sources), ("target.txt", targets)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    code = main(["score", "--model", model, str(tmp_path / "source.txt"), str(tmp_path / "target.txt")])
-    return code, *capsys.readouterr()
-
-
-def test_scores_are_those_of_beam_search(tiny_run, tmp_path, capsys) -> None:
-    """Compares with transformers' search, constrained to the given translation."""
-    folder = str(tiny_run / "model")
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    sentences = ["one two three", "nine", "four five six", "seven seven eight nine one two", ""]
-    targets = ["eins zwei drei", "neun", "", "sieben sieben acht neun eins", "drei"]
-    ids = tokenizer(targets)["input_ids"]
-    found = model.generate(
-        **tokenizer(sentences, return_tensors="pt", padding=True),
-        num_beams=3,
-        length_penalty=0.0,
-        max_length=40,
-        return_dict_in_generate=True,
-        output_scores=True,
-        prefix_allowed_tokens_fn=lambda row, before: (ids[row] + [0])[len(before) - 1 : len(before)] or [0],
-    )
-    assert tokenizer.batch_decode(found.sequences, skip_special_tokens=True) == targets
-    code, out, _ = scores(capsys, tmp_path, folder, sentences, targets)
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert code == 0 and len(rows) == len(sentences)
-    for row, expected, tokens in zip(rows, found.sequences_scores.tolist(), ids, strict=True):
-        assert float(row[0]) == pytest.approx(expected, abs=1e-3) and int(row[2]) == len(tokens)
-        assert float(row[1]) == pytest.approx(float(row[0]) / int(row[2]), abs=1e-4)
-
-
-def test_files_of_unequal_length_are_refused(tiny_run, tmp_path, capsys) -> None:
-    folder = str(tiny_run / "model")
-    for sources, targets, shorter in ((["one"], ["eins", "zwei"], "source"), (["one", "two"], ["eins"], "target")):
-        code, _, error = scores(capsys, tmp_path, folder, sources, targets)
-        assert code == 2 and f"{shorter}.txt ends after line 1, but" in error
-    code = main(["score", "--model", folder, str(tmp_path / "source.txt"), str(tmp_path / "missing.txt")])
-    assert code == 2 and "missing.txt" in capsys.readouterr().err
-
-
 def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) -> None:
     model = ("--model", str(tiny_run / "model"))
     seen = []
@@ -350,3 +242,114 @@ def test_half_precision_is_computed_in_the_format_that_is_asked_for(tiny_run, tm
         assert translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path / "half"), *options)[0] == 0
     # With bfloat16 asked for, only the products are in it.
     assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, lines in (("a.en", SOURCES), ("a.de", TARGETS)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return [str(tmp_path / name) for name in ("a.en", "a.de")]
+
+
+def as_pharaoh(alignment, method: str = "argmax") -> str:
+    return " ".join(f"{i}-{j}" for i, j in alignment.links(method))
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_translations_come_with_their_links(teacher, files, capsys, engine) -> None:
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    model, tokenizer = load_translator(teacher)
+    command = ["translate", "--model", str(teacher), "--num-beams=1", f"--engine={engine}", files[0]]
+    assert main(command) == 0
+    translations = capsys.readouterr().out.split("\n")[:3]
+    links = [as_pharaoh(each) for each in alignments(model, tokenizer, SOURCES, translations)]
+    assert links[0] and not links[1]
+    assert main([*command, "--alignment"]) == 0
+    expected = [" ||| ".join(pair) for pair in zip(translations, links, strict=True)]
+    assert capsys.readouterr().out.split("\n") == [*expected, ""]
+    assert main([*command, "--alignment", "--format=jsonl"]) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(entry["line"], entry["text"]) for entry in entries] == list(enumerate(translations, 1))
+    assert [" ".join(f"{i}-{j}" for i, j, _ in entry["links"]) for entry in entries] == links
+
+
+def test_n_best_lists_have_links(teacher, files, capsys) -> None:
+    model, tokenizer = load_translator(teacher)
+    command = ["translate", "--model", str(teacher), "--n-best=2", "--alignment", files[0]]
+    assert main(command) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    expected = alignments(model, tokenizer, [SOURCES[int(row[0]) - 1] for row in rows], [row[2] for row in rows])
+    assert [row[3] for row in rows] == [as_pharaoh(each) for each in expected]
+    assert main([*command, "--format=jsonl"]) == 0
+    lists = [json.loads(line)["translations"] for line in capsys.readouterr().out.splitlines()]
+    assert [" ".join(f"{i}-{j}" for i, j, _ in each["links"]) for list_ in lists for each in list_] == [
+        row[3] for row in rows
+    ]
+
+
+def test_an_interrupted_output_with_links_is_resumed(teacher, files, tmp_path, capsys) -> None:
+    command = ["translate", "--model", str(teacher), "--alignment", "--format=jsonl", files[0]]
+    assert main(command) == 0
+    whole = capsys.readouterr().out
+    output = tmp_path / "out.jsonl"
+    output.write_text(whole[: whole.index("\n") + 9], encoding="utf-8")
+    assert main([*command, f"--output={output}", "--resume"]) == 0
+    assert output.read_text("utf-8") == whole
+    assert main([*command[:3], files[0], f"--output={output}", "--resume", "--n-best=2", "--format=jsonl"]) == 2
+    assert "it was written with another --n-best or --format" in capsys.readouterr().err
+    plain = tmp_path / "out.txt"
+    plain.write_text("eins\n", encoding="utf-8")
+    assert main([*command[:3], files[0], f"--output={plain}", "--resume", "--alignment"]) == 2
+    assert "out.txt, line 1, was written without --alignment" in capsys.readouterr().err
+    assert plain.read_text("utf-8") == "eins\n"
+
+
+def test_links_of_a_split_line_count_its_words(tmp_path) -> None:
+    """A line that is too long for the model has the links of its pieces, with the numbers of its own words."""
+    save_random(tmp_path, max_position_embeddings=24)
+    model, tokenizer = load_translator(tmp_path)
+    line = "  ".join(sentence + "." for sentence in random_sentences(9) if sentence)
+    translator = LineTranslator([model], tokenizer)
+    ((_, text, links),) = translator.aligned([line])[0]
+    assert translator.lines_split == 1
+    assert (text,) == tuple(text for _, text in translator([line])[0])
+    words, translated = line.split(), text.split()
+    assert {j for _, j, _ in links} <= set(range(len(translated))) and max(j for _, j, _ in links) > len(
+        translated
+    ) // 2
+    assert max(i for i, _, _ in links) > len(words) // 2 and max(i for i, _, _ in links) < len(words)
+
+
+@pytest.mark.parametrize("kind", ["html", "placeholders"])
+def test_markup_is_that_of_the_pipeline(teacher, tmp_path, capsys, kind) -> None:
+    lines = ["<b>one</b> two {n} &amp; %s", "", "{n}", "three <i>four</i>"]
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    expected = pipeline("translation", model=str(teacher))(lines, markup=kind)
+    command = ["translate", "--model", str(teacher), f"--markup={kind}", str(tmp_path / "in.txt")]
+    assert main(command) == 0
+    found = capsys.readouterr().out.split("\n")
+    assert found == [*(" ".join(each["translation_text"].splitlines()) for each in expected), ""]
+    assert "{n}" in found[0] and found[2] == "{n}"
+    assert ("<i>" in found[3]) == (kind == "html")
+    for options in (["--n-best=2"], ["--alignment"]):
+        assert main([*command, *options]) == 2
+        assert f"--markup cannot be combined with {options[0].split('=')[0]}" in capsys.readouterr().err
+
+
+def test_a_split_line_keeps_its_markup(tmp_path) -> None:
+    save_random(tmp_path, max_position_embeddings=24)
+    model, tokenizer = load_translator(tmp_path)
+    line = " ".join(f"<b>{sentence}</b>. {{n{i}}}" for i, sentence in enumerate(random_sentences(9)))
+    translator = LineTranslator([model], tokenizer)
+    (((_, text),),) = translator.with_markup([line], "html")
+    assert translator.lines_split == 1
+    assert text.count("<b>") == text.count("</b>") == 9 and all(text.count(f"{{n{i}}}") == 1 for i in range(9))
+
+
+def test_white_space_around_a_text_moves_no_tag(teacher) -> None:
+    model, tokenizer = load_translator(teacher)
+    translator = LineTranslator([model], tokenizer)
+    lines = ["one <b>two</b> three", "&nbsp;one <b>two</b> three ", "  one <b>two</b> three"]
+    found = [translator.with_markup([line], "html")[0][0][1].strip() for line in lines]
+    assert found[0].count("<b>") == 1 and found == found[:1] * 3

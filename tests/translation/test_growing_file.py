@@ -1,13 +1,16 @@
 """Growing files: they can be interrupted anywhere, other settings are refused, and what is damaged is named."""
 
+import io
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from hf_vaswani.processes import Processes
 from hf_vaswani.translation import growing_file
-from hf_vaswani.translation.growing_file import GrowingFile, grow
+from hf_vaswani.translation.growing_file import GrowingFile, OutputFile, grow, skip_lines, write_whole
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +116,31 @@ def test_each_item_is_worked_on_once_in_numbered_blocks(tmp_path) -> None:
     blocks.clear()
     done = table(tmp_path).begin()
     assert done == 8 and list(grow(Processes(), file, range(10), done, work)) == [2] and blocks == [(2, [8, 9])]
+
+
+def test_skipping_lines_needs_as_many() -> None:
+    assert list(skip_lines(iter(["a", "b", "c"]), 2)) == ["c"]
+    assert list(skip_lines(iter(["a"]), 1)) == []
+    with pytest.raises(ValueError, match="The output has 2 lines already, but the text has only 1"):
+        list(skip_lines(iter(["a"]), 2))
+
+
+def test_an_output_file_is_appended_to(tmp_path) -> None:
+    for text in ("one\n", "zwei\nü\n"):
+        with OutputFile(tmp_path / "out") as file:
+            file.write(text)
+    assert (tmp_path / "out").read_text("utf-8") == "one\nzwei\nü\n"
+
+
+def test_ctrl_c_is_delayed_until_the_lines_are_written() -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            for line in text.splitlines(keepends=True):
+                super().write(line)
+                os.kill(os.getpid(), signal.SIGINT)
+            return len(text)
+
+    output = Slow()
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(output, "one\ntwo\n")
+    assert output.getvalue() == "one\ntwo\n"

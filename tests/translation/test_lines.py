@@ -1,8 +1,4 @@
-"""Lines of a text: long ones are split, any number of processes keeps their order, and they are written complete."""
-
-import io
-import os
-import signal
+"""Lines of a text: long ones are split, and any number of processes keeps their order."""
 
 import pytest
 import torch
@@ -12,7 +8,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags, Parts, longest_source
 from hf_vaswani.translation.batches import translate_corpus, translate_n_best
-from hf_vaswani.translation.lines import LineTranslator, OutputFile, _joined, cut_lines, skip_lines, write_whole
+from hf_vaswani.translation.lines import LineTranslator, _joined, cut_lines
 
 from ..campaign.verbs import verb
 from ..children import run, run_launched
@@ -97,31 +93,3 @@ def test_n_best_lists_are_joined_rank_by_rank() -> None:
     assert _joined(Parts("", "A", [(0, 1)]), one) == one[0]
     two = [*one, [(-4.0, "c"), (-8.0, "d")]]
     assert _joined(Parts("", "A C", [(0, 1), (2, 3)]), two) == [(-5.0, "a c"), (-10.0, "b d")]
-
-
-def test_skipping_lines_needs_as_many() -> None:
-    assert list(skip_lines(iter(["a", "b", "c"]), 2)) == ["c"]
-    assert list(skip_lines(iter(["a"]), 1)) == []
-    with pytest.raises(ValueError, match="The output has 2 lines already, but the text has only 1"):
-        list(skip_lines(iter(["a"]), 2))
-
-
-def test_an_output_file_is_appended_to(tmp_path) -> None:
-    for text in ("one\n", "zwei\nü\n"):
-        with OutputFile(tmp_path / "out") as file:
-            file.write(text)
-    assert (tmp_path / "out").read_text("utf-8") == "one\nzwei\nü\n"
-
-
-def test_ctrl_c_is_delayed_until_the_lines_are_written() -> None:
-    class Slow(io.StringIO):
-        def write(self, text: str) -> int:
-            for line in text.splitlines(keepends=True):
-                super().write(line)
-                os.kill(os.getpid(), signal.SIGINT)
-            return len(text)
-
-    output = Slow()
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(output, "one\ntwo\n")
-    assert output.getvalue() == "one\ntwo\n"

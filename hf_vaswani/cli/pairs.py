@@ -1,31 +1,29 @@
-"""The verb that aligns the words of given translations: align."""
+"""The verbs that read given translations beside their sources: score, align."""
 
 import argparse
 import json
 import logging
 import sys
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from .inputs import (
-    add_device,
-    add_revision,
-    add_target_language,
-    choose_device,
-    line_pairs,
-    load_models,
-    require_file,
-)
+from .inputs import add_model, add_pairs, line_pairs, load_model, require_file
 
 logger = logging.getLogger("hf_vaswani")
 
-# Pairs of lines read and aligned together, and those by which a layer is chosen.
-PAIRS_AT_A_TIME = 1024
-
 
 def add_verbs(verbs: Any) -> None:
-    """Adds the verb to the command line, with its function under `run`."""
+    """Adds the verbs to the command line, each with its function under `run`."""
+    score = verbs.add_parser(
+        "score",
+        help="print the log-probabilities of given translations",
+        description="Print the log-probability of each translation under the model: the sum over its tokens, the mean "
+        "per token and the number of tokens, separated by tabs.",
+        epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
+    )
+    add_model(score)
+    add_pairs(score)
+    score.set_defaults(run=_score)
+
     align = verbs.add_parser(
         "align",
         help="print which words of given translations belong together",
@@ -33,10 +31,7 @@ def add_verbs(verbs: Any) -> None:
         "numbers of the source and target words that belong together, counted from 0, as 0-0 1-2.",
         epilog="example: hf-vaswani align --model runs/my/model test.en test.de",
     )
-    align.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
-    add_revision(align)
-    add_target_language(align)
-    add_device(align)
+    add_model(align)
     align.add_argument(
         "--method",
         choices=("argmax", "intersection"),
@@ -61,8 +56,7 @@ def add_verbs(verbs: Any) -> None:
         default="pharaoh",
         help="pharaoh (default): links as 0-0 1-2; jsonl: words, and links with probabilities, as JSON lines",
     )
-    align.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
-    align.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
+    add_pairs(align)
     align.set_defaults(run=_align)
 
 
@@ -76,6 +70,22 @@ def rounded(links: list[tuple[int, int, float]]) -> list[list[float]]:
     return [[i, j, round(attention, 4)] for i, j, attention in links]
 
 
+def _score(options: argparse.Namespace) -> None:
+    from ..translation.batches import log_probabilities
+
+    require_file(options.source)
+    require_file(options.target)
+    translators = load_model(options)
+    for done, sources, targets in line_pairs(options, translators):
+        try:
+            found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
+        except ValueError as error:
+            raise ValueError(f"Lines {done + 1} to {done + len(sources)}: {error}") from error
+        for log_probability, tokens in found:
+            sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
+        sys.stdout.flush()
+
+
 def _align(options: argparse.Namespace) -> None:
     from ..translation.alignment import aligning_layers, alignments, choose_alignment
 
@@ -83,16 +93,11 @@ def _align(options: argparse.Namespace) -> None:
         raise ValueError("--shift needs --layer.")
     require_file(options.source)
     require_file(options.target)
-    translators = load_models(
-        [options.model], options.target_language, choose_device(options.device), options.revision
-    )
+    translators = load_model(options)
     model, tokenizer = translators.models[0], translators.tokenizer
-    layer, shift = options.layer, options.shift
-    aligning_layers(model, layer)
-    pairs = line_pairs(options.source, options.target, translators)
-    done = 0
-    while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):
-        sources, targets = ([pair[side] for pair in chunk] for side in (0, 1))
+    aligning_layers(model, options.layer)
+    layer, shift, unit = options.layer, options.shift, "pieces" if options.pieces else "words"
+    for done, sources, targets in line_pairs(options, translators):
         try:
             if layer is None:
                 layer, shift = model.config.alignment_layer, model.config.alignment_shift
@@ -100,17 +105,9 @@ def _align(options: argparse.Namespace) -> None:
                 layer, shift = choose_alignment(model, tokenizer, sources, targets)
                 again = f"--layer {layer}{' --shift' if shift else ''}"
                 logger.info(f"The links of these lines agree most in layer {layer}: {again} reads the same again.")
-            found = alignments(
-                model,
-                tokenizer,
-                sources,
-                targets,
-                unit="pieces" if options.pieces else "words",
-                layer=layer,
-                shift=shift,
-            )
+            found = alignments(model, tokenizer, sources, targets, unit=unit, layer=layer, shift=shift)
         except ValueError as error:
-            raise ValueError(f"Lines {done + 1} to {done + len(chunk)}: {error}") from error
+            raise ValueError(f"Lines {done + 1} to {done + len(sources)}: {error}") from error
         for number, alignment in enumerate(found, start=done + 1):
             links = [(i, j, float(alignment.probabilities[j, i])) for i, j in alignment.links(options.method)]
             if options.format == "jsonl":
@@ -119,4 +116,3 @@ def _align(options: argparse.Namespace) -> None:
             else:
                 sys.stdout.write(f"{pharaoh(links)}\n")
         sys.stdout.flush()
-        done += len(chunk)
