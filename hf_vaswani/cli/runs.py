@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..conversion.formats import TARGETS
+from ..conversion import TARGETS
+from ..extras import extra
 from .inputs import add_recipe_verb, add_revision, check_counts
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def check_trainable(recipe: "Recipe") -> None:
 def train_recipe(recipe: "Recipe") -> "Result | None":
     """Trains a recipe, prints the result and publishes it; returns it in process 0."""
     # Imported once the recipe is valid: they take seconds.
-    from accelerate import PartialState
+    with extra("train"):
+        from accelerate import PartialState
     from tqdm.contrib.logging import logging_redirect_tqdm
     from transformers.utils.logging import disable_progress_bar
 

@@ -12,9 +12,8 @@ from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
 from ..translation.loading import check_finite, load_translator, quiet
-from . import fairseq, marian, marian_npz
+from . import TARGETS, fairseq, marian, marian_npz
 from .formats import (
-    TARGETS,
     Converted,
     Foreign,
     Loaded,

@@ -16,8 +16,6 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .vocabulary import Vocabulary
 
-# Formats that can be written.
-TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
 # Our names of activations, with CTranslate2's.
 CTRANSLATE2_ACTIVATIONS = {
     "relu": "RELU",

@@ -451,13 +451,14 @@ CONVERT = "ctranslate2,onnx,onnxruntime,onnxscript,sentencepiece"
 def test_each_extra_works_without_the_others(tiny_run, tmp_path) -> None:
     """See also `test_the_convert_extra_is_enough`."""
     (tmp_path / "text").write_text("one two\n")
+    (tmp_path / "my.yaml").write_text("data: {train_files: text.tsv}\n")
     model, text = str(tiny_run / "model"), str(tmp_path / "text")
     for blocked, codes, *commands in (
         (
             TRAIN,
             [0, 2, 2],
             ["convert", model, str(tmp_path / "ctranslate2"), "--to", "ctranslate2"],
-            ["train", "none.yaml"],
+            ["train", str(tmp_path / "my.yaml")],
             ["evaluate", "--model", model, "--data", text, text],
         ),
         (f"{TRAIN},{CONVERT}", [0, 0], ["translate", "--model", model, text], ["score", "--model", model, text, text]),
