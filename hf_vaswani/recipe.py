@@ -7,6 +7,7 @@ The docstrings below the fields are the manual: `--help` prints them, and docs/r
 import ast
 import inspect
 import math
+import re
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -73,6 +74,14 @@ def key(
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the YAML of recipes: a string that would be read as a number, such as `1e3`, is quoted."""
+
+
+# YAML 1.1 takes a number without a point, or without a sign in its exponent, for a string: 1e-4 and 1.0e5.
+FLOAT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, "-+0123456789")
 
 fixed, free, place, unread = (partial(key, mark) for mark in get_args(ResumeMark))
 
@@ -707,7 +716,7 @@ class Recipe:
 
     def as_yaml(self) -> str:
         """Returns the recipe with all its defaults as YAML, which [`load_recipe`] reads back as an equal recipe."""
-        return str(yaml.safe_dump(self.sections(), sort_keys=False, allow_unicode=True))
+        return str(yaml.dump(self.sections(), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def flat(sections: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from .extras import extra
-from .recipe import SECTIONS, Recipe, declared_keys, docstrings, flat, keys_of, section_in, shortened, shown
+from .recipe import FLOAT, SECTIONS, Recipe, declared_keys, docstrings, flat, keys_of, section_in, shortened, shown
 from .recipe_checks import apply_task_defaults, check_ranges
 
 with extra("train"):
@@ -109,12 +109,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# As in YAML 1.2: version 1.1 reads `no`, Norwegian or a precision, as a boolean, and a number without a point, or
-# without a sign in its exponent, as a string: 1e-4 and 1.0e5.
+# As in YAML 1.2: version 1.1 reads `no`, Norwegian or a precision, as a boolean.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), "tTfF")
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), "-+0123456789"
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, "-+0123456789")
 
 
 # ---- Files -------------------------------------------------------------------------------------------------------

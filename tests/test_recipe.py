@@ -27,7 +27,7 @@ from hf_vaswani.recipe import (
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training.tasks import search_of
 
-from .conftest import CONFIGS, ROOT, write_recipe
+from .conftest import CONFIGS, ROOT
 
 
 def test_a_named_set_has_the_languages_of_the_data_unless_it_says_others() -> None:
@@ -194,9 +194,3 @@ def test_the_reference_of_all_keys_is_up_to_date() -> None:
         if row := re.fullmatch(r"\| `([\w.]+)` \|(?: [^|]+ \|){2}[^|]* \| [A-Z`][^|]+\. \|", line):
             found.append(section + row[1])
     assert sorted(found) == sorted(name for name in declared_keys() if not name.startswith("more_data."))
-
-
-def test_the_recipe_of_the_reference_is_a_recipe(tmp_path) -> None:
-    page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
-    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
-    assert load_recipe([write_recipe(tmp_path, text)]).training.mixed_precision == "bf16"

@@ -6,31 +6,123 @@ from hf_vaswani import recipe_file
 from hf_vaswani.recipe import (
     AdapterRecipe,
     AugmentRecipe,
+    DataRecipe,
     EvaluationSetRecipe,
     InitializeRecipe,
     Recipe,
     SimCutRecipe,
     SourceRecipe,
+    TrainingRecipe,
 )
 from hf_vaswani.recipe_file import load_recipe
 
 from .conftest import CONFIGS, ROOT, write_recipe
 
+SOURCES = "more_data: [{target_language: fr, train_files: {en: a, fr: b}, weight: 2}]"
+SETS = "validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}"
+LAW = ["--validation_sets.law.test_files={en: e, de: f}", "--validation_sets.law.license", "cc0-1.0"]
+LAW_SET = "law: {test_files: {en: e, de: f}, license: cc0-1.0}"
+REVISIONS = ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", "1e-4b")
 
-def test_a_recipe_states_only_what_differs_and_overrides_win(tmp_path) -> None:
-    path = write_recipe(tmp_path, "training: {max_steps: 7, mixed_precision: no}\ndata: {target_language: no}\n")
-    recipe = load_recipe(
-        [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, no: a.no}", "--data.source_column=0",
-         "--training.clip_norm=1", "--model.d_model", "64"]
-    )  # fmt: skip
-    assert (recipe.training.max_steps, recipe.data.source_column, recipe.training.clip_norm) == (500, 0, 1.0)
-    assert (recipe.run_dir, recipe.model.d_model, recipe.model.d_ff) == ("runs/mine", 64, Recipe().model.d_ff)
-    # Neither a file nor the command line has other booleans than true and false.
-    assert recipe.data.train_files == {"en": "a.en", "no": "a.no"}
-    assert (recipe.training.mixed_precision, recipe.data.target_language) == ("no", "no")
-    assert load_recipe([path, "--run_dir", "elsewhere"]).run_dir == "elsewhere"
+
+@pytest.mark.parametrize(
+    ("text", "options", "same"),
+    [
+        (
+            "training: {max_steps: 7}",
+            ["--training.max_steps", "500", "--training.clip_norm=1"],
+            "training: {max_steps: 500, clip_norm: 1.0}",
+        ),
+        (
+            "data: {}",
+            ["--data.source_column=0", "--run_dir", "elsewhere"],
+            "data: {source_column: 0}\nrun_dir: elsewhere",
+        ),
+        # Neither a file nor the command line has other booleans than true and false.
+        (
+            "training: {mixed_precision: no}",
+            ["--data.target_language", "no", "--data.test_files={en: a, no: b}"],
+            "training: {mixed_precision: 'no'}\ndata: {target_language: 'no', test_files: {en: a, 'no': b}}",
+        ),
+        (
+            "training: {adam_epsilon: 1e-4, clip_norm: 1e2, warmup_steps: 10, weight_decay: 1.e-4}",
+            ["--training.learning_rate_factor=+1.5E-3"],
+            "training: {adam_epsilon: 0.0001, clip_norm: 100.0, warmup_steps: 10, weight_decay: 0.0001, "
+            "learning_rate_factor: 0.0015}",
+        ),
+        *(
+            (
+                "initialize: {from: a}",
+                [f"--initialize.revision={each}"],
+                f"initialize: {{from: a, revision: '{each}'}}",
+            )
+            for each in REVISIONS
+        ),
+        ("training: {trackers: [a]}", ["--training.trackers+", "b"], "training: {trackers: [a, b]}"),
+        (
+            "training: {trackers: [a]}",
+            ["--training.trackers=[c]", "--training.trackers+=d", "--training.trackers+", "[e]"],
+            "training: {trackers: [c, d, e]}",
+        ),
+        # An alias is the same object in two places.
+        (
+            "more_data: [&s {train_files: a.tsv}, *s]",
+            ["--more_data.weight=2"],
+            "more_data: [{train_files: a.tsv}, {train_files: a.tsv, weight: 2}]",
+        ),
+        (
+            SOURCES,
+            ["--more_data.weight=0.5", "--more_data.train_files", "{en: c, fr: d}"],
+            "more_data: [{target_language: fr, train_files: {en: c, fr: d}, weight: 0.5}]",
+        ),
+        (SOURCES, ["--more_data+", "{target_language: es}"], f"{SOURCES[:-1]}, {{target_language: es}}]"),
+        (SOURCES, ["--more_data", "[]"], "more_data: []"),
+        (
+            "training: {simcut: {}, adapter: {rank: 8}}\ninitialize: {from: a}",
+            ["--training.simcut.alpha", "2", "--training.adapter", "null", "--initialize.from=b"],
+            "training: {simcut: {alpha: 2.0, p: 0.05}}\ninitialize: {from: b}",
+        ),
+        (
+            SETS,
+            ["--validation_sets.domain.test_files", "{en: c, de: d}", "--validation_sets.web.dataset", "user/web"],
+            "validation_sets: {domain: {validation_files: {en: a, de: b}, test_files: {en: c, de: d}}, "
+            "general: {dataset: user/text}, web: {dataset: user/web}}",
+        ),
+        # Files by language, for a set that the recipe does not have, and several keys of it.
+        (SETS, LAW, f"{SETS[:-1]}, {LAW_SET}}}"),
+        (SETS, ["--validation_sets={}", *LAW], f"validation_sets: {{{LAW_SET}}}"),
+        ("data: {}", LAW, f"validation_sets: {{{LAW_SET}}}"),
+    ],
+)
+def test_an_option_is_a_line_of_the_file_and_a_saved_recipe_is_equal(tmp_path, text, options, same) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, text + "\n"), *options])
+    assert recipe == load_recipe([write_recipe(tmp_path, same + "\n")])
     (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+
+
+def test_a_recipe_states_only_what_differs(tmp_path) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, OPTIONS)])
+    assert recipe == Recipe(
+        run_dir="runs/mine",
+        data=DataRecipe(augment=AugmentRecipe(upper=0.07)),
+        initialize=InitializeRecipe("user/model", revision="v2"),
+        training=TrainingRecipe(
+            simcut=SimCutRecipe(alpha=3.0, p=0.05), adapter=AdapterRecipe(rank=8, target=["q_proj"])
+        ),
+        validation_sets={"domain": EvaluationSetRecipe(validation_files={"en": "a", "de": "b"})},
+        more_data=[SourceRecipe(weight=2.0)],
+    )
+    assert recipe.flat()["initialize.from"] == "user/model"
+
+
+OPTIONS = """
+data: {augment: {upper: 0.07}}
+more_data: [{weight: 2}]
+initialize: {from: user/model, revision: v2}
+training: {simcut: {}, adapter: {rank: 8, target: [q_proj]}}
+validation_sets: {domain: {validation_files: {en: a, de: b}}}
+"""
 
 
 def test_a_recipe_is_read_once_and_without_docstrings(tmp_path, monkeypatch) -> None:
@@ -60,52 +152,6 @@ def test_two_recipes_are_one_and_the_command_line_wins(tmp_path) -> None:
     recipe = load_recipe([first, "--recipe", str(tmp_path / "second.yaml"), "--model.num_heads=4", "--seed", "3"])
     assert (recipe.model.d_model, recipe.model.d_ff, recipe.model.num_heads, recipe.seed) == (64, 99, 4, 3)
     assert recipe.given == {"model.d_model", "model.d_ff", "model.num_heads", "more_data", "seed"}
-
-
-def test_items_are_added_to_lists_of_either_place(tmp_path) -> None:
-    path = write_recipe(tmp_path, "training: {trackers: [a]}\n")
-    assert load_recipe([path, "--training.trackers+", "b"]).training.trackers == ["a", "b"]
-    again = ["--training.trackers=[c]", "--training.trackers+=d", "--training.trackers+", "[e]"]
-    assert load_recipe([path, *again]).training.trackers == ["c", "d", "e"]
-
-
-def test_aliases_are_read_and_an_override_changes_one_of_two(tmp_path) -> None:
-    sources = "more_data: [&s {target_language: fr, train_files: a.tsv}, *s]\n"
-    data = "data: {train_files: &files {en: a, de: b}, test_files: *files}\n"
-    recipe = load_recipe([write_recipe(tmp_path, data + sources), "--more_data.weight=2"])
-    assert [source.weight for source in recipe.more_data] == [1.0, 2.0]
-    assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
-
-
-def test_a_number_may_have_any_exponent(tmp_path) -> None:
-    for text in ("1e-4", "1e2", "1.0e2", "1.e-4", "+1.5E-3"):
-        recipe = load_recipe([write_recipe(tmp_path, f"training: {{learning_rate_factor: {text}}}\n")])
-        assert recipe.training.learning_rate_factor == float(text)
-
-
-def test_a_revision_may_look_like_a_number(tmp_path) -> None:
-    path = write_recipe(tmp_path, "initialize: {from: user/name}\n")
-    for text in ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", "1e-4b"):
-        assert load_recipe([path, f"--initialize.revision={text}"]).initialize.revision == text
-
-
-SOURCES = "data: {target_language: de}\nmore_data:\n- {target_language: fr, train_files: {en: a, fr: b}, weight: 2}\n"
-
-
-def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
-    path = write_recipe(tmp_path, SOURCES)
-    recipe = load_recipe([path])
-    assert recipe.more_data == [SourceRecipe(target_language="fr", train_files={"en": "a", "fr": "b"}, weight=2.0)]
-    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
-    assert load_recipe([str(tmp_path / "saved.yaml")]).flat() == recipe.flat()
-    # The command line overrides the last source, adds one, or replaces them all.
-    last = load_recipe([path, "--more_data.weight=0.5", "--more_data.train_files", "{en: c, fr: d}"])
-    assert (last.more_data[0].weight, last.more_data[0].train_files) == (0.5, {"en": "c", "fr": "d"})
-    assert last.more_data[0].target_language == "fr"
-    assert last.flat() != recipe.flat()
-    two = load_recipe([path, "--more_data+", "{target_language: es}"])
-    assert [source.target_language for source in two.more_data] == ["fr", "es"]
-    assert load_recipe([path, "--more_data", "[]"]).more_data == []
 
 
 DIRECTIONS = """
@@ -148,44 +194,6 @@ def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) 
         load_recipe([path, "--reverse"])
     named = ["--hub.repo_id", "null", "--initialize.from", "null", "--task", "translation"]
     assert load_recipe([path, "--reverse", *named]).hub.repo_id is None
-
-
-OPTIONS = """
-data: {augment: {upper: 0.07}}
-initialize: {from: user/model, revision: v2}
-training: {simcut: {}, adapter: {rank: 8, target: [q_proj]}}
-validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}
-"""
-
-
-def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
-    path = write_recipe(tmp_path, OPTIONS)
-    recipe = load_recipe([path])
-    assert recipe.data.augment == AugmentRecipe(upper=0.07)
-    assert recipe.initialize == InitializeRecipe("user/model", revision="v2")
-    assert recipe.training.simcut == SimCutRecipe(alpha=3.0, p=0.05)
-    assert recipe.training.adapter == AdapterRecipe(rank=8, target=["q_proj"])
-    assert recipe.validation_sets == {
-        "domain": EvaluationSetRecipe(validation_files={"en": "a", "de": "b"}),
-        "general": EvaluationSetRecipe(dataset="user/text"),
-    }
-    assert recipe.flat()["initialize.from"] == "user/model"
-    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
-    assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
-    overrides = ["--training.simcut.alpha", "2", "--training.adapter", "null", "--initialize.from=other/model"]
-    overrides += ["--training.r_drop", "null", "--validation_sets.domain.test_files", "{en: c, de: d}"]
-    changed = load_recipe([path, *overrides, "--validation_sets.web.dataset", "user/web"])
-    assert changed.training.simcut == SimCutRecipe(alpha=2.0) and changed.training.adapter is None
-    assert changed.initialize.from_ == "other/model"
-    assert changed.validation_sets["domain"].test_files == {"en": "c", "de": "d"}
-    assert changed.validation_sets["domain"].validation_files == {"en": "a", "de": "b"}
-    assert changed.validation_sets["web"].dataset == "user/web"
-    # Files by language, for a set that the recipe does not have, and several keys of it.
-    new = ["--validation_sets.law.test_files={en: e, de: f}", "--validation_sets.law.license", "cc0-1.0"]
-    law = EvaluationSetRecipe(test_files={"en": "e", "de": "f"}, license="cc0-1.0")
-    assert load_recipe([path, *new]).validation_sets == recipe.validation_sets | {"law": law}
-    assert load_recipe(["--run_dir", "x", *new]).validation_sets == {"law": law}
-    assert load_recipe([path, "--validation_sets={}", *new]).validation_sets == {"law": law}
 
 
 @pytest.mark.parametrize(
