@@ -8,7 +8,6 @@ connections accordingly.
 import copy
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from .formats import (
     run_by_transformers,
 )
 from .settings import TRANSFORMERS_RULES, ignored_settings
-from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, sentencepiece
+from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, select_rows, sentencepiece
 
 QUANTIZATIONS: tuple[str, ...] = ()
 NAME = "transformers' MarianMTModel"
@@ -220,12 +219,12 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
         share_embeddings=encoder.embed_tokens.weight is decoder.embed_tokens.weight and not separate,
         tie_word_embeddings=tied,
         **{name: getattr(theirs, name) for name in SAME},
-        **{name: _map_ids(id_, vocabulary.target_id) for name, id_ in ids.items()},
+        **{name: _map_ids(id_, vocabulary) for name, id_ in ids.items()},
     )
     weights = {our_name(name): weight for name, weight in marian.state_dict().items() if ".layers." in name}
-    weights["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(encoder.embed_tokens.weight)
-    weights["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(decoder.embed_tokens.weight)
-    weights["lm_head.weight"] = vocabulary.target_matrix(marian.lm_head.weight)
+    weights["model.encoder.embed_tokens.weight"] = select_rows(encoder.embed_tokens.weight, vocabulary.source_rows)
+    weights["model.decoder.embed_tokens.weight"] = select_rows(decoder.embed_tokens.weight, vocabulary.target_rows)
+    weights["lm_head.weight"] = select_rows(marian.lm_head.weight, vocabulary.target_rows)
     if config.lm_head_bias:
         weights["lm_head.bias"] = bias
     model = VaswaniForConditionalGeneration(config).eval()
@@ -234,11 +233,11 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
     return model
 
 
-def _map_ids(value: Any, to_ours: Callable[[int], int]) -> Any:
-    """Maps the ids in a setting: one id, nested lists of ids, or `None`."""
+def _map_ids(value: Any, vocabulary: Vocabulary) -> Any:
+    """Maps the ids in a setting to ours: one id, nested lists of ids, or `None`."""
     if isinstance(value, list):
-        return [_map_ids(item, to_ours) for item in value]
-    return to_ours(value) if isinstance(value, int) else value
+        return [_map_ids(item, vocabulary) for item in value]
+    return int(vocabulary.target_ids(torch.tensor([value]))) if isinstance(value, int) else value
 
 
 def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> GenerationConfig:
@@ -248,7 +247,7 @@ def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> Gene
         if getattr(theirs, name, None) is not None:
             raise ValueError(f"The generation config has {name}, which is not supported: remove it.")
     for name in GENERATION_IDS:
-        setattr(ours, name, _map_ids(getattr(theirs, name, None), vocabulary.target_id))
+        setattr(ours, name, _map_ids(getattr(theirs, name, None), vocabulary))
     for name, value in TRANSFORMERS_RULES.items():
         setattr(ours, name, value)
     ours._from_model_config = None

@@ -15,13 +15,14 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..extras import extra
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .formats import Converted, Foreign, check_supported, fill
 from .marian import MAX_LENGTH
 from .settings import TRANSFORMERS_RULES
-from .vocabulary import EOS, MISSING, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, sentencepiece
+from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, select_rows, sentencepiece
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
@@ -137,10 +138,8 @@ def _read_yaml(path: Path, strings: bool = False) -> dict[Any, Any]:
 
 def _parse_yaml(path: Path, text: str, strings: bool = False) -> dict[Any, Any]:
     """Parses YAML as [`_read_yaml`] does; `path` is for messages."""
-    try:
+    with extra("convert", "Reading Marian's files"):
         import yaml
-    except ImportError as error:
-        raise ImportError(MISSING) from error
     try:
         # In a vocabulary, `yes`, `1.0` and `null` are tokens. Both loaders create only plain values.
         content = yaml.load(text, Loader=yaml.BaseLoader if strings else yaml.SafeLoader)
@@ -347,9 +346,9 @@ def _with_our_rows(
     def with_pad(matrix: torch.Tensor) -> torch.Tensor:
         return pad(matrix, (0, 0, 0, 1))
 
-    found["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(with_pad(source))
-    found["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(with_pad(target))
-    found["lm_head.weight"] = vocabulary.target_matrix(with_pad(output))
+    found["model.encoder.embed_tokens.weight"] = select_rows(with_pad(source), vocabulary.source_rows)
+    found["model.decoder.embed_tokens.weight"] = select_rows(with_pad(target), vocabulary.target_rows)
+    found["lm_head.weight"] = select_rows(with_pad(output), vocabulary.target_rows)
     # Marian's softmax does not include padding.
     found["lm_head.bias"] = vocabulary.output_bias(pad(bias, (0, 1), value=NEVER))
     config.tie_word_embeddings = not outputs

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..data.tokenizer import BROKEN, TARGET_FILE, two_sided
+from ..extras import extra
 from ..files import read_lines
 
 EOS, UNK, PAD, BOS = "</s>", "<unk>", "<pad>", "<s>"
@@ -35,7 +36,6 @@ EOS, UNK, PAD, BOS = "</s>", "<unk>", "<pad>", "<s>"
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6
 UNIGRAM = 1
 LANGUAGE_CODE = re.compile(r">>.+<<")
-MISSING = "Reading Marian's files needs protobuf, sentencepiece and PyYAML: pip install 'hf_vaswani[convert]'"
 # Output bias of ids that are never generated: in float32, adding a logit does not change it.
 NEVER = -1e9
 TWO_SIDED = (
@@ -64,34 +64,21 @@ class Vocabulary:
     is_target: torch.Tensor
     never: float
 
-    def target_id(self, row: int) -> int:
+    def target_ids(self, rows: torch.Tensor) -> torch.Tensor:
         """
-        Returns our id of a target row.
+        Returns our ids of target rows, in the same shape.
 
         Raises:
             ValueError: There is no such row.
         """
-        found = ((self.target_rows == row) & self.is_target).nonzero()
-        if len(found) != 1:
+        of_row = self.is_target.nonzero()[self.target_rows[self.is_target].argsort(), 0]
+        outside = rows[(rows < 0) | (rows >= len(of_row))]
+        if len(outside):
             raise ValueError(
-                f"The settings contain the id {row}, but the target vocabulary has only "
-                f"{int(self.is_target.sum())} entries."
+                f"The settings contain the id {int(outside[0])}, but the target vocabulary has only {len(of_row)} "
+                "entries."
             )
-        return int(found[0, 0])
-
-    def target_ids(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns our ids of target rows, in the same shape."""
-        ids = torch.empty(int(self.target_rows.max()) + 1, dtype=torch.long)
-        ids[self.target_rows[self.is_target]] = self.is_target.nonzero()[:, 0]
-        return ids[rows]
-
-    def source_matrix(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Rearranges source embeddings, `(rows, d_model)` -> `(vocab_size, d_model)`; ids without a row get zeros."""
-        return _select(matrix, self.source_rows)
-
-    def target_matrix(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Rearranges target embeddings, `(rows, d_model)` -> `(vocab_size, d_model)`; ids without a row get zeros."""
-        return _select(matrix, self.target_rows)
+        return of_row[rows]
 
     def output_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """Rearranges the output bias, `(rows,)` -> `(vocab_size,)`."""
@@ -102,8 +89,8 @@ class Vocabulary:
         return logits[..., self.target_rows.clamp(min=0)] + torch.where(self.is_target, 0.0, self.never)
 
 
-def _select(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Selects rows of a matrix; -1 selects zeros."""
+def select_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rearranges embeddings, `(rows, d_model)` -> `(vocab_size, d_model)`; ids whose row is -1 get zeros."""
     return matrix[rows.clamp(min=0)].masked_fill(rows[:, None] < 0, 0.0)
 
 
@@ -301,14 +288,11 @@ def read_spm(path: Path) -> Any:
         ValueError: The file is missing or damaged, or its model is not supported.
         ImportError: The packages that read it are not installed.
     """
-    try:
+    with extra("convert", "Reading Marian's files"):
         # transformers' own tokenizer of Marian, which is compared with ours, needs it.
         import sentencepiece  # noqa: F401
         from google.protobuf.message import DecodeError
-
-        spm = import_protobuf().ModelProto()
-    except ImportError as error:
-        raise ImportError(MISSING) from error
+    spm = import_protobuf().ModelProto()
     try:
         spm.ParseFromString(path.read_bytes())
     except FileNotFoundError as error:

@@ -1,5 +1,7 @@
 """hf-vaswani convert: every pair of formats, and what is refused."""
 
+import importlib
+import re
 import shutil
 import signal
 import subprocess
@@ -201,6 +203,14 @@ def test_a_signal_leaves_nothing(tiny_run, tmp_path, monkeypatch, capsys) -> Non
     code, _, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", "onnx")
     assert code == 143 and err == "hf-vaswani: stopped.\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("module", "library"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxruntime")])
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch, module, library) -> None:
+    monkeypatch.delitem(sys.modules, f"hf_vaswani.conversion.{module}")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=re.escape(f"needs {library}: pip install 'hf_vaswani[convert]'")):
+        importlib.import_module(f"hf_vaswani.conversion.{module}")
 
 
 @pytest.mark.process

@@ -1,9 +1,6 @@
 """CTranslate2 computes the same logits and translations, for every model that it supports."""
 
-import importlib
 import random
-import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -72,11 +69,23 @@ def converted(request, tmp_path_factory):
     return model, folder / "ours", folder / "theirs", convert(folder / "ours", folder / "theirs", None)
 
 
-def test_logits_are_ours(converted) -> None:
-    model, _, _, foreign = converted
+SMALL = {"encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.mark.variants(3)
+@pytest.mark.parametrize(
+    "fields", [*MODELS.values(), *(SMALL | {"activation_function": name} for name in CTRANSLATE2_ACTIVATIONS)], ids=str
+)
+def test_logits_are_ours(fields, tmp_path) -> None:
+    model = save_random(tmp_path / "ours", **fields)
     ids, mask, targets = ids_for(model.config)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
+    foreign = convert(tmp_path / "ours", tmp_path / "theirs")
     torch.testing.assert_close(foreign.logits(ids, mask, targets), expected, atol=1e-4, rtol=0)
+    targets[3, 0] = 9
+    start = model.config.decoder_start_token_id
+    with pytest.raises(ValueError, match=f"start with token 9, but CTranslate2 starts with {start}"):
+        foreign.logits(ids, mask, targets)
 
 
 def translated(model, tokenizer, sentences: list[str], **rules) -> list[str]:
@@ -108,26 +117,22 @@ def test_the_folder_alone_translates_as_our_beam_search(converted, length_penalt
     assert sum(a == b for a, b in zip(expected, found, strict=True)) >= 57
 
 
-@pytest.mark.variants(3)
-@pytest.mark.parametrize("name", sorted(CTRANSLATE2_ACTIVATIONS))
-def test_each_activation_is_the_same(name, tmp_path) -> None:
-    sizes = {"encoder_layers": 1, "decoder_layers": 1}
-    model = save_random(tmp_path / "ours", activation_function=name, **sizes)
-    ids, mask, targets = ids_for(model.config)
-    expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-    found = convert(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("quantization", "least"),
     [("float16", 0.9999), ("bfloat16", 0.999), ("int16", 0.9), ("int8", 0.9), ("int8_float32", 0.9)],
 )
 def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) -> None:
-    model = save_random(tmp_path / "ours", d_model=64, d_ff=128)
-    foreign = convert(tmp_path / "ours", tmp_path / "theirs", quantization)
+    save_random(tmp_path / "ours", d_model=64, d_ff=128)
+    model, tokenizer = load_translator(tmp_path / "ours", torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    (tmp_path / "theirs").mkdir()
+    foreign = save(Loaded(model, tokenizer, tmp_path / "ours"), tmp_path / "theirs", quantization)
+    # The model in memory stays as it is.
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
     ids, mask, targets = ids_for(model.config)
-    expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     engine = Ctranslate2Translator(tmp_path / "theirs", tokenizer, model.generation_config, model.config)
     found = engine.logits(ids, mask, targets)
@@ -137,16 +142,6 @@ def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) ->
     assert len(foreign.translate(random_sentences(3))) == 3
     # The comparison must not expect equal logits.
     assert foreign.is_rounded and quantization in foreign.notes[-1]
-
-
-def test_quantizing_does_not_change_the_model_in_memory(tmp_path) -> None:
-    save_random(tmp_path / "ours")
-    loaded = Loaded(*load_translator(tmp_path / "ours", torch.float32), tmp_path / "ours")
-    before = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
-    (tmp_path / "theirs").mkdir()
-    save(loaded, tmp_path / "theirs", "int8")
-    assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.state_dict().items())
-    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -197,23 +192,6 @@ def test_a_note_has_the_arguments_that_search_alike(tmp_path) -> None:
     model.save_pretrained(tmp_path / "ours")
     power = convert(tmp_path / "ours", tmp_path / "power").notes[0]
     assert "beam_size=4" in power and "length_penalty=1.5" in power and "patience" not in power
-
-
-def test_logits_need_the_start_token_of_the_model(converted) -> None:
-    model, _, _, foreign = converted
-    ids, mask, targets = ids_for(model.config)
-    targets[3, 0] = 9
-    with pytest.raises(
-        ValueError, match=f"start with token 9, but CTranslate2 starts with {model.config.decoder_start_token_id}"
-    ):
-        foreign.logits(ids, mask, targets)
-
-
-def test_without_ctranslate2_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.delitem(sys.modules, "hf_vaswani.conversion.ctranslate2")
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ImportError, match=re.escape("needs ctranslate2: pip install 'hf_vaswani[convert]'")):
-        importlib.import_module("hf_vaswani.conversion.ctranslate2")
 
 
 def test_the_log_level_of_the_library_is_restored_after_an_error(tmp_path) -> None:

@@ -1,9 +1,6 @@
 """ONNX Runtime computes the same logits, for any batch size and length, with and without a cache."""
 
-import importlib
 import io
-import re
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -12,18 +9,18 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from hf_vaswani.conversion.formats import Loaded
-from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.translation.loading import load_translator
 
 from ..conftest import dear
-from ..networks import random_batch, random_model
+from ..networks import random_batch
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from hf_vaswani.conversion.onnx import read_graphs, save  # noqa: E402 - it needs both
 
-WORDS = [f"{first}{second}" for first in "bdfgklm" for second in ("a", "e", "i", "o", "u", "ai")]
+from .test_ctranslate2 import save_random  # noqa: E402
+
 MODELS = {
     "post": {"layer_norm_eps": 0.05, "sinusoid_layout": "tensor2tensor", "position_offset": 2, "type_vocab_size": 3}
     | {"embedding_norm": True, "scale_embedding": False},
@@ -37,9 +34,7 @@ MODELS = {
 def converted(request, tmp_path_factory):
     """A random model, the folder of its graphs, and the model in ONNX Runtime."""
     folder = tmp_path_factory.mktemp("model")
-    model = random_model(seed=4, max_length_offset=20, **MODELS[request.param])
-    model.save_pretrained(folder / "ours")
-    train_tokenizer([" ".join(WORDS)], len(WORDS) + 4, kind="words").save_pretrained(folder / "ours")
+    model = save_random(folder / "ours", seed=4, max_length_offset=20, **MODELS[request.param])
     with redirect_stdout(io.StringIO()) as said:
         loaded = Loaded(*load_translator(folder / "ours", torch.float32), folder / "ours")
         (folder / "onnx").mkdir()
@@ -125,10 +120,3 @@ def test_threads_are_those_of_this_process(converted, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     read_graphs(converted[1])
     assert threads == [3, 3]
-
-
-def test_without_onnxruntime_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.delitem(sys.modules, "hf_vaswani.conversion.onnx")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=re.escape("needs onnxruntime: pip install 'hf_vaswani[convert]'")):
-        importlib.import_module("hf_vaswani.conversion.onnx")

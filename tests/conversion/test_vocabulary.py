@@ -186,9 +186,9 @@ def test_separate_vocabularies_are_joined(tied, spms, tmp_path) -> None:
 def test_an_id_outside_the_target_is_named() -> None:
     rows = torch.tensor([0, 2, 1])
     vocabulary = Vocabulary(["a", "b", "</s>"], rows, rows, torch.ones_like(rows, dtype=torch.bool), never=-1e9)
-    assert [vocabulary.target_id(row) for row in range(3)] == [0, 2, 1]
+    assert vocabulary.target_ids(torch.arange(3)).tolist() == [0, 2, 1]
     with pytest.raises(ValueError, match="contain the id 3, but the target vocabulary has only 3 entries"):
-        vocabulary.target_id(3)
+        vocabulary.target_ids(torch.tensor([1, 3]))
 
 
 # ---- fairseq ------------------------------------------------------------------------------------------------------
