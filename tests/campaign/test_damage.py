@@ -6,6 +6,7 @@ A model folder alone cannot show that a bit of a weight was flipped, and `genera
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
+def damaged(
+    campaign: Campaign, folder: Path, to: Path, few: int, seconds: float, attacks: list[Attack] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """Copies a folder once for each attack, and yields the file that is damaged in it, the way, and a description."""
+    attacks = attacks_on(folder) if attacks is None else attacks
+    for name, way in campaign.drawn(attacks, few, seconds, by=lambda attack: attack[0]):
+        yield name, way, f"{name}: {damage(copied(folder, to) / name, way, campaign)}"
+
+
 @pytest.fixture(scope="module", params=["plain", "moving average", "adapters"] if FULL else ["moving average"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Path]:
     """The command line of a run, the finished run, and the same run killed after two of its three checkpoints."""
@@ -69,10 +79,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("state", ["half", "whole"])
 def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, state) -> None:
     arguments, whole, half = runs
-    before = half if state == "half" else whole
-    for name, way in campaign.drawn(attacks_on(before), 2, 57, by=lambda attack: attack[0]):
-        folder = copied(before, tmp_path / "run")
-        attack = f"{state} run, {name}: {damage(folder / name, way, campaign)}"
+    before, folder = half if state == "half" else whole, tmp_path / "run"
+    for name, way, attack in damaged(campaign, before, folder, 2, 57):
         end = train(arguments, folder)
         # Without its record a checkpoint is not touched by the run, because the user may have a copy: remove it here.
         if name.endswith("/progress.json") and way == "deleted":
@@ -80,7 +88,7 @@ def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, s
         how = broken_by(end) or half_written(folder)
         if how is None and end.code == 0:
             how = difference(result(whole), result(folder))
-        campaign.note(attack, how)
+        campaign.note(f"{state} run, {attack}", how)
 
 
 def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
@@ -88,9 +96,7 @@ def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
     command = ["average", str(tmp_path / "run"), "--last", "2", "--output", str(tmp_path / "mean")]
     right = sha(whole / "model" / "model.safetensors")
     attacks = [(name, way) for name, way in attacks_on(whole) if not name.startswith("model/")]
-    for name, way in campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0]):
-        folder = copied(whole, tmp_path / "run")
-        attack = f"average, {name}: {damage(folder / name, way, campaign)}"
+    for _, _, attack in damaged(campaign, whole, tmp_path / "run", 1, 12, attacks):
         shutil.rmtree(tmp_path / "mean", ignore_errors=True)
         end = run(tmp_path / "out", verb, command)
         how = broken_by(end)
@@ -99,7 +105,7 @@ def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
             how = None if same else "another mean, and no word"
         elif how is None and (tmp_path / "mean").exists():
             how = "a folder in spite of the refusal"
-        campaign.note(attack, how)
+        campaign.note(f"average, {attack}", how)
 
 
 def _equal(one: Path, two: Path) -> bool:
@@ -115,21 +121,18 @@ def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
     }
     attacks = [each for each in attacks_on(whole) if "checkpoint-" not in each[0]]
     with HubServer(tokens={"hf_write": Access("alice", "write")}) as hub:
-        for number, (name, way) in enumerate(campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0])):
-            folder = copied(whole, tmp_path / "run")
-            attack = f"push, {name}: {damage(folder / name, way, campaign)}"
-            settings = hub.environment(tmp_path / "home", "hf_write")
-            end = run(tmp_path / "out", on_the_hub, ["push", str(folder), "--repo-id", f"alice/m{number}"], settings)
+        folder, settings = tmp_path / "run", hub.environment(tmp_path / "home", "hf_write")
+        for number, (_, _, attack) in enumerate(damaged(campaign, whole, folder, 1, 12, attacks)):
+            repository = f"alice/m{number}"
+            end = run(tmp_path / "out", on_the_hub, ["push", str(folder), "--repo-id", repository], settings)
+            there = hub.files(repository) if repository in hub.repositories else {}
             how = broken_by(end)
             if how is None and end.code == 0:
-                there = hub.files(f"alice/m{number}")
                 wrong = [file for file in right if there.get(file) != right[file]]
                 how = f"another {', '.join(wrong)} on the Hub" if wrong else None
-            elif how is None and set(
-                hub.files(f"alice/m{number}") if f"alice/m{number}" in hub.repositories else ()
-            ) - {".gitattributes"}:
+            elif how is None and set(there) - {".gitattributes"}:
                 how = "files on the Hub in spite of the refusal"
-            campaign.note(attack, how)
+            campaign.note(f"push, {attack}", how)
 
 
 def test_a_damaged_model_translates_alike_or_is_refused(campaign, tmp_path, runs) -> None:
@@ -140,11 +143,9 @@ def test_a_damaged_model_translates_alike_or_is_refused(campaign, tmp_path, runs
     right = run(tmp_path / "out", verb, command)
     assert right.code == 0
     attacks = [each for each in attacks_on(whole / "model") if each != ("generation_config.json", "deleted")]
-    for name, way in campaign.drawn(attacks, 2, 15, by=lambda attack: attack[0]):
-        folder = copied(whole / "model", tmp_path / "model")
-        attack = f"translate, {name}: {damage(folder / name, way, campaign)}"
+    for _, way, attack in damaged(campaign, whole / "model", tmp_path / "model", 2, 15, attacks):
         end = run(tmp_path / "out", verb, command)
         how = broken_by(end)
         if how is None and end.code == 0 and way != "flipped" and end.out != right.out:
             how = "another text, and no word"
-        campaign.note(attack, how)
+        campaign.note(f"translate, {attack}", how)

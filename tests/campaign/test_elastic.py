@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT, tiny_recipe
@@ -40,16 +42,9 @@ def launch(arguments: list[str], run: Path, *options: str, **environment: str) -
 def processes_of(launcher: int) -> dict[int, int]:
     """Returns the ids of a launcher's processes by rank."""
     found = {}
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher:
-                items = (each / "environ").read_text().split("\0")
-                found |= {
-                    int(item.removeprefix("RANK=")): int(each.name) for item in items if item.startswith("RANK=")
-                }
-        except OSError:
-            continue
+    for child in psutil.Process(launcher).children():
+        with suppress(psutil.Error, KeyError):
+            found[int(child.environ()["RANK"])] = child.pid
     return found
 
 
