@@ -67,7 +67,6 @@ class Node:
         start (`int`), end (`int`): the characters of the segment's text that it encloses.
         nodes (`list[Node]`): the tags within it.
         spaced (`tuple[bool, bool]`): whether white space is in front of a tag alone, and behind it.
-        is_pair (`bool`): it is not a tag alone.
     """
 
     before: str
@@ -76,7 +75,6 @@ class Node:
     end: int
     nodes: list["Node"] = field(default_factory=list)
     spaced: tuple[bool, bool] = (False, False)
-    is_pair: bool = True
 
 
 @dataclass
@@ -119,18 +117,13 @@ def parse(text: str, kind: str) -> list[str | Segment]:
     Raises:
         ValueError: there is no such kind of markup.
     """
-    check_kind(kind)
-    if kind == "placeholders":
-        builder = _Builder(as_html=False)
-        builder.add_text(text)
-        return builder.finish(text)
-    return _parse_html(text)
-
-
-def check_kind(kind: str) -> None:
-    """Raises a `ValueError` if there is no such kind of markup."""
+    if kind == "html":
+        return _parse_html(text)
     if kind not in KINDS:
         raise ValueError(f"markup must be {' or '.join(map(repr, KINDS))}, but it is {kind!r}.")
+    builder = _Builder(as_html=False)
+    builder.add_text(text)
+    return builder.finish(text)
 
 
 class _Builder:
@@ -163,17 +156,14 @@ class _Builder:
 
     def add_tag(self, markup: str) -> None:
         """Adds a tag alone."""
-        self.open[-1].nodes.append(self._node(markup, is_pair=False))
+        self.open[-1].nodes.append(Node(markup, "", len(self.text), len(self.text)))
 
     def open_tag(self, markup: str) -> None:
         """Adds the first tag of a pair."""
         if len(self.open) > MAX_DEPTH:
             self.add_tag(markup)
         else:
-            self.open.append(self._node(markup, is_pair=True))
-
-    def _node(self, markup: str, is_pair: bool) -> Node:
-        return Node(markup, "", len(self.text), len(self.text), is_pair=is_pair)
+            self.open.append(Node(markup, "", len(self.text), len(self.text)))
 
     def close_tag(self, name: str, markup: str) -> None:
         """Adds the second tag of a pair; without a first one, it is a tag alone."""
@@ -181,30 +171,30 @@ class _Builder:
         for depth in range(len(self.open) - 1, 0, -1):
             before = self.open[depth].before.lower()
             if before.startswith(begins[0]) and begins[1].match(before, len(begins[0])):
-                self._leave(depth + 1)
+                self._unwrap_unclosed(depth + 1)
                 node = self.open.pop()
                 node.after, node.end = markup, len(self.text)
                 self.open[-1].nodes.append(node)
                 return
         self.add_tag(markup)
 
-    def _leave(self, depth: int) -> None:
+    def _unwrap_unclosed(self, depth: int) -> None:
         """Makes first tags that have no second one into tags alone, whose content is that of the tag around them."""
         while len(self.open) > depth:
             node = self.open.pop()
-            self.open[-1].nodes += [replace(node, nodes=[], is_pair=False), *node.nodes]
+            self.open[-1].nodes += [replace(node, nodes=[]), *node.nodes]
 
     def finish(self, source: str) -> list[str | Segment]:
         """Returns the segment; or its markup `source`, if it has nothing to translate. Begins the next one."""
-        self._leave(1)
+        self._unwrap_unclosed(1)
         text = self.text.strip()
         front = self.text.index(text)
         end = front + len(text)
-        alone = sorted(
-            (node for node in all_nodes(self.open[0].nodes) if not node.is_pair), key=lambda node: node.start
-        )
+        alone = sorted((node for node in all_nodes(self.open[0].nodes) if not node.after), key=lambda node: node.start)
         # Around a tag alone, the text has white space twice, or in front of a full stop.
-        odd = sorted({node.start - 1 for node in alone if front < node.start < end and self._is_odd(node.start)})
+        spurious = sorted(
+            {node.start - 1 for node in alone if front < node.start < end and self._is_spurious(node.start)}
+        )
         segment = Segment("", [], self.open[0].nodes, self.text[:front], self.text[end:])
         if text and alone and alone[0].start < front:
             # White space behind a tag stays there.
@@ -216,9 +206,9 @@ class _Builder:
             segment.back = self.text[alone[-1].start :]
 
         def place(at: int) -> int:
-            return min(max(at - front, 0), len(text)) - bisect_left(odd, at)
+            return min(max(at - front, 0), len(text)) - bisect_left(spurious, at)
 
-        starts, ends = [front, *(at + 1 for at in odd)], [*odd, end]
+        starts, ends = [front, *(at + 1 for at in spurious)], [*spurious, end]
         segment.text = "".join(self.text[begin:stop] for begin, stop in zip(starts, ends, strict=True))
         segment.protected = [(place(start), place(end), markup) for start, end, markup in self.protected]
         for node in all_nodes(segment.nodes):
@@ -228,7 +218,7 @@ class _Builder:
         self.text, self.protected, self.open = "", [], [Node("", "", 0, 0)]
         return [segment] if segment.has_words else [source]
 
-    def _is_odd(self, place: int) -> bool:
+    def _is_spurious(self, place: int) -> bool:
         """Returns whether there is white space in front of a place that should not be there, without a tag."""
         behind = self.text[place]
         return self.text[place - 1].isspace() and (behind.isspace() or behind in ".,;:!?…")
@@ -241,7 +231,7 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
         yield from all_nodes(node.nodes)
 
 
-class _Tokens:
+class _Tags:
     """Finds the tags, comments and declarations of a text."""
 
     def __init__(self, text: str) -> None:
@@ -249,8 +239,8 @@ class _Tokens:
         # Beginnings of comments and declarations that have no end behind them.
         self.unclosed: set[str] = set()
 
-    def after(self, place: int) -> tuple[int, int, re.Match[str] | None] | None:
-        """Returns start and end of the next tag, comment or declaration, and the match of a tag; `None` at the end."""
+    def find(self, place: int) -> tuple[int, int, re.Match[str] | None] | None:
+        """Returns start and end of the first one from a place on, and the match if it is a tag; `None` at the end."""
         while (place := self.text.find("<", place)) >= 0:
             if (match := TAG.match(self.text, place)) is not None:
                 return place, match.end(), match
@@ -266,7 +256,7 @@ class _Tokens:
     def without(self, start: int, end: int) -> str:
         """Returns a part of the text without them."""
         parts = []
-        while (found := self.after(start)) is not None and found[0] < end:
+        while (found := self.find(start)) is not None and found[0] < end:
             parts.append(self.text[start : found[0]])
             start = found[1]
         return "".join([*parts, self.text[start:end]])
@@ -274,32 +264,27 @@ class _Tokens:
 
 def _parse_html(text: str) -> list[str | Segment]:
     parts: list[str | Segment] = []
-    builder, tokens = _Builder(), _Tokens(text)
-    ends: dict[int, tuple[int, int]] | None = None
+    builder, tags, ends = _Builder(), _Tags(text), _ends(text)
     place = begin = 0
-    while (found := tokens.after(place)) is not None:
+    while (found := tags.find(place)) is not None:
         start, after, match = found
         builder.add_text(text[place:start])
         place, markup = after, text[start:after]
         name = "" if match is None else match["name"].lower()
-        first = match is not None and not match["slash"]
-        ends_itself = name in VOID_TAGS or markup.endswith("/>")
-        end = None
-        if match is not None and first and not ends_itself:
-            if ends is None:
-                ends = _ends(text)
-            if name in RAW_TEXT_TAGS or name in CODE_TAGS or _keeps_content(match["attributes"]):
-                end = ends.get(after)
+        opens = match is not None and not match["slash"]
+        is_void = name in VOID_TAGS or markup.endswith("/>")
+        keeps = match is not None and (name in RAW_TEXT_TAGS | CODE_TAGS or _keeps_content(match["attributes"]))
+        end = ends.get(after) if opens and not is_void and keeps else None
         if name in BLOCK_TAGS:
             parts += builder.finish(text[begin:start])
             begin = place = place if end is None else end[1]
             parts.append(text[start:place])
         elif end is not None:
-            builder.add_protected(tokens.without(after, end[0]), text[start : end[1]])
+            builder.add_protected(tags.without(after, end[0]), text[start : end[1]])
             place = end[1]
-        elif not name or (first and ends_itself):
+        elif not name or (opens and is_void):
             builder.add_tag(markup)
-        elif first:
+        elif opens:
             builder.open_tag(markup)
         else:
             builder.close_tag(name, markup)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..model.pipeline_vaswani import require_text
 from .alignment import AlignedPart, aligning_layers, end_if_over, translate_and_align
-from .markup import PROTECTED, SPACE, WORD, Node, Segment, all_nodes, check_kind, parse
+from .markup import PROTECTED, SPACE, WORD, Node, Segment, all_nodes, parse
 
 Span = tuple[int, int]
 
@@ -646,7 +646,8 @@ class PipelineMarkup:
     """
 
     def __init__(self, pipeline: Any, kind: str) -> None:
-        check_kind(kind)
+        # There is such a kind, and an attention to a source.
+        parse("", kind)
         aligning_layers(pipeline.model)
         self.pipeline, self.kind = pipeline, kind
 

@@ -69,19 +69,46 @@ def collect_attention(model: Any, tokenizer: Any, source: str, target: str | Seq
     """
     kind = model_kind(model)
     model = with_eager_attention(model)
+    text = None if kind == "decoder" else read(tokenizer, [source])[0]
     with torch.inference_mode():
-        if kind == "encoder":
-            return _encoder_attention(model, read(tokenizer, [source])[0])
+        if text is not None and kind == "encoder":
+            found = model.get_encoder()(input_ids=_row(model, text.ids), output_attentions=True)
+            return Attention(text, None, [], {"encoder": _stacked(found.attentions)})
         if target is None:
             raise ValueError("A decoder's attention needs what it writes: pass target.")
-        written = (
-            read(tokenizer, [target], "text_target")[0]
-            if isinstance(target, str)
-            else text_from_ids(tokenizer, target)
-        )
-        if kind == "decoder":
-            return _decoder_attention(model, written)
-        return _translation_attention(model, read(tokenizer, [source])[0], written)
+        if isinstance(target, str):
+            return _decoder_attention(model, text, read(tokenizer, [target], "text_target")[0])
+        return _decoder_attention(model, text, text_from_ids(tokenizer, target))
+
+
+def _row(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([ids], device=model.device)
+
+
+def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights of each layer, of shape `(1, heads, target, source)` -> `(layers, heads, target, source)`."""
+    return torch.cat(list(layers)).float().cpu()
+
+
+def _decoder_attention(model: Any, source: Text | None, target: Text) -> Attention:
+    """Computes what the stacks of a model attend to that writes a target, and the log-probabilities of its tokens."""
+    if source is None:
+        # The last token is predicted, but not read. The first one is given.
+        inputs, predicted = target.ids[:-1] or target.ids, target.ids[1:]
+        found = model(input_ids=_row(model, inputs), use_cache=False, output_attentions=True)
+        weights = {"decoder": found.attentions}
+    else:
+        predicted = target.ids
+        shifted = model.prepare_decoder_input_ids_from_labels(_row(model, predicted))
+        inputs, ids = shifted[0].tolist(), _row(model, source.ids)
+        found = model(input_ids=ids, decoder_input_ids=shifted, use_cache=False, output_attentions=True)
+        weights = {"encoder": found.encoder_attentions, "decoder": found.decoder_attentions}
+        weights["cross"] = found.cross_attentions
+    log_probs = found.logits[0, : len(predicted)].float().log_softmax(dim=-1).cpu()
+    log_probs = log_probs.gather(1, torch.tensor(predicted, dtype=torch.long)[:, None])[:, 0]
+    if source is None:
+        log_probs = torch.cat([torch.zeros(1), log_probs])
+    return Attention(source, target, inputs, {kind: _stacked(layers) for kind, layers in weights.items()}, log_probs)
 
 
 def model_kind(model: Any) -> str:
@@ -113,42 +140,6 @@ def with_eager_attention(model: Any) -> Any:
         found = copy.deepcopy(model, shared)
     found.set_attn_implementation("eager")
     return found
-
-
-def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights of each layer, of shape `(1, heads, target, source)` -> `(layers, heads, target, source)`."""
-    return torch.cat(list(layers)).float().cpu()
-
-
-def _encoder_attention(model: Any, source: Text) -> Attention:
-    ids = torch.tensor([source.ids], device=model.device)
-    found = model.get_encoder()(input_ids=ids, output_attentions=True)
-    return Attention(source, None, [], {"encoder": _stacked(found.attentions)})
-
-
-def _decoder_attention(model: Any, target: Text) -> Attention:
-    # The last token is predicted, but not read.
-    inputs = target.ids[:-1] or target.ids
-    ids = torch.tensor([inputs], device=model.device)
-    found = model(input_ids=ids, use_cache=False, output_attentions=True)
-    log_probs = found.logits[0].float().log_softmax(dim=-1).cpu()
-    later = torch.tensor(target.ids[1:], dtype=torch.long)
-    # The first token is given.
-    picked = torch.cat([torch.zeros(1), log_probs[: len(later)].gather(1, later[:, None])[:, 0]])
-    return Attention(None, target, inputs, {"decoder": _stacked(found.attentions)}, picked)
-
-
-def _translation_attention(model: Any, source: Text, target: Text) -> Attention:
-    ids, labels = (torch.tensor([text.ids], device=model.device) for text in (source, target))
-    inputs = model.prepare_decoder_input_ids_from_labels(labels)
-    found = model(input_ids=ids, decoder_input_ids=inputs, use_cache=False, output_attentions=True)
-    log_probs = found.logits[0].float().log_softmax(dim=-1).gather(1, labels[0][:, None])[:, 0].cpu()
-    weights = {
-        "encoder": _stacked(found.encoder_attentions),
-        "decoder": _stacked(found.decoder_attentions),
-        "cross": _stacked(found.cross_attentions),
-    }
-    return Attention(source, target, inputs[0].tolist(), weights, log_probs)
 
 
 def text_from_ids(tokenizer: Any, ids: Sequence[int]) -> Text:
