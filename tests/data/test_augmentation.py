@@ -31,18 +31,44 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("alter", "text", "expected"),
     [
-        ("Die Straße, 3 km.", "DIE STRASSE, 3 KM."),
-        ("ein café, ǆ", "EIN CAFÉ, Ǆ"),
-        ("走吧。नमस्ते", "走吧。नमस्ते"),
+        (upper, "Die Straße, 3 km.", "DIE STRASSE, 3 KM."),
+        (upper, "ein café, ǆ", "EIN CAFÉ, Ǆ"),
+        (upper, "走吧。नमस्ते", "走吧。नमस्ते"),
         # A language tag and entities are not words.
-        ("<2de> don &apos;t &quot; go", "<2de> DON &apos;T &quot; GO"),
-        ("", ""),
+        (upper, "<2de> don &apos;t &quot; go", "<2de> DON &apos;T &quot; GO"),
+        (upper, "", ""),
+        (title, "don't touch my 3rd well-known iPhone", "Don't Touch My 3rd Well-Known IPhone"),
+        (title, "‘hello’ said l’homme", "‘Hello’ Said L’homme"),
+        (title, "it 's n't what &apos;s &quot; said", "It 's N't What &apos;s &quot; Said"),
+        # A combining accent does not end a word; the title-case form of ǆ is neither small nor capital.
+        (title, "cafe\u0301s ǆ", "Cafe\u0301s ǅ"),
+        (title, "<2de> die 走吧 ÖBB", "<2de> Die 走吧 ÖBB"),
+        (title, "", ""),
+        (no_final_mark, "A dog.", "A dog"),
+        (no_final_mark, "A dog .", "A dog"),
+        (no_final_mark, "A dog ?! ", "A dog "),
+        (no_final_mark, "Wait…", "Wait"),
+        (no_final_mark, "Wait...", "Wait"),
+        (no_final_mark, "走吧。", "走吧"),
+        (no_final_mark, "他说：“走吧。”", "他说：“走吧”"),
+        (no_final_mark, "「行く。」", "「行く」"),
+        (no_final_mark, "ماذا؟", "ماذا"),
+        (no_final_mark, "एक घर।", "एक घर"),
+        (no_final_mark, "« Bonjour ! »", "« Bonjour »"),
+        (no_final_mark, 'He said "Go."', 'He said "Go"'),
+        (no_final_mark, "(Yes!).", "(Yes)"),
+        (no_final_mark, "go . &quot;", "go &quot;"),
+        (no_final_mark, "No. 5 has none", "No. 5 has none"),
+        (no_final_mark, "...", "..."),
+        (no_final_mark, '"?"', '"?"'),
+        (no_final_mark, "", ""),
     ],
 )
-def test_upper_is_unicodes(text, expected) -> None:
-    assert upper(text) == expected
+def test_what_alterations_make_of_a_text(alter, text, expected) -> None:
+    """Capitals as Unicode has them, at the beginning of words in titles, and no mark in front of what closes."""
+    assert alter(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,49 +79,6 @@ def test_what_a_program_reads_is_kept(kept) -> None:
     text = f"see {kept} there"
     assert (upper(text), title(text)) == (f"SEE {kept} THERE", f"See {kept} There")
     assert kept in typos(text, random.Random(1))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("don't touch my 3rd well-known iPhone", "Don't Touch My 3rd Well-Known IPhone"),
-        ("‘hello’ said l’homme", "‘Hello’ Said L’homme"),
-        ("it 's n't what &apos;s &quot; said", "It 's N't What &apos;s &quot; Said"),
-        # A combining accent does not end a word; the title-case form of ǆ is neither small nor capital.
-        ("cafe\u0301s ǆ", "Cafe\u0301s ǅ"),
-        ("<2de> die 走吧 ÖBB", "<2de> Die 走吧 ÖBB"),
-        ("", ""),
-    ],
-)
-def test_title_has_capitals_at_the_beginning_of_words_alone(text, expected) -> None:
-    assert title(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("A dog.", "A dog"),
-        ("A dog .", "A dog"),
-        ("A dog ?! ", "A dog "),
-        ("Wait…", "Wait"),
-        ("Wait...", "Wait"),
-        ("走吧。", "走吧"),
-        ("他说：“走吧。”", "他说：“走吧”"),
-        ("「行く。」", "「行く」"),
-        ("ماذا؟", "ماذا"),
-        ("एक घर।", "एक घर"),
-        ("« Bonjour ! »", "« Bonjour »"),
-        ('He said "Go."', 'He said "Go"'),
-        ("(Yes!).", "(Yes)"),
-        ("go . &quot;", "go &quot;"),
-        ("No. 5 has none", "No. 5 has none"),
-        ("...", "..."),
-        ('"?"', '"?"'),
-        ("", ""),
-    ],
-)
-def test_a_final_mark_is_removed_in_front_of_what_closes_the_sentence(text, expected) -> None:
-    assert no_final_mark(text) == expected
 
 
 def test_a_line_of_marks_takes_no_time() -> None:

@@ -19,8 +19,8 @@ ROWS = [("good film", "pos"), ("bad film", "neg"), ("a very good book", "pos")]
 TAGGED = [(["New", "York", "sleeps"], ["B-LOC", "I-LOC", "O"]), (["Ann", "reads"], ["B-PER", "O"])]
 
 
-def recipe(path: Path | None, task: str = "classification", **data: object) -> Recipe:
-    files = None if path is None else str(path)
+def recipe(path: Path | dict[str, str] | None, task: str = "classification", **data: object) -> Recipe:
+    files = str(path) if isinstance(path, Path) else path
     settings = {"source_language": "en", "train_files": files, "test_files": files} | data
     return Recipe(task=task, data=DataRecipe(**settings), tokenizer=TokenizerRecipe(vocab_size=300))
 
@@ -49,17 +49,16 @@ def as_parquet(folder: Path) -> Path:
     return folder / "a.parquet"
 
 
-@pytest.mark.parametrize("make", [as_tsv, as_jsonl, as_parquet])
+def as_lines(folder: Path) -> dict[str, str]:
+    texts, labels = (write(folder / name, *side) for name, side in zip("ab", zip(*ROWS, strict=True), strict=True))
+    return {"en": str(texts), "label": str(labels)}
+
+
+@pytest.mark.parametrize("make", [as_tsv, as_jsonl, as_parquet, as_lines])
 def test_every_format_gives_the_same_rows(make, tmp_path) -> None:
     (source,) = task_data(recipe(make(tmp_path))).read()
     assert [tuple(row.values()) for row in source.splits["train"].to_list()] == ROWS
     assert source.name == "en" and label_names([source]) == ["neg", "pos"]
-
-
-def test_two_line_aligned_files(tmp_path) -> None:
-    texts, labels = (write(tmp_path / name, *side) for name, side in zip("ab", zip(*ROWS, strict=True), strict=True))
-    (source,) = task_data(recipe(None, train_files={"en": str(texts), "label": str(labels)})).read()
-    assert [tuple(row.values()) for row in source.splits["train"].to_list()] == ROWS
 
 
 def test_a_dataset_has_names_for_its_classes(tmp_path) -> None:

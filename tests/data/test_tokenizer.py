@@ -42,16 +42,6 @@ def tokenizer():
     return train_tokenizer(TEXT, 400)
 
 
-def test_special_tokens_have_the_first_ids(tokenizer) -> None:
-    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
-        0,
-        1,
-        2,
-        3,
-    )
-
-
 def test_a_sentence_ends_with_eos_and_padding_is_masked(tokenizer) -> None:
     batch = tokenizer(["ein Hund", "Mann"], padding=True)
     assert [ids[-1] if 0 not in ids else ids[ids.index(0) - 1] for ids in batch["input_ids"]] == [2, 2]
@@ -72,31 +62,12 @@ def test_a_word_is_the_same_piece_at_the_start_and_inside(tokenizer) -> None:
     assert tokenizer("Hund")["input_ids"][:-1] == tokenizer("ein Hund")["input_ids"][1:-1]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The dog's red ball, please!",
-        "zwei  Leerzeichen,\ttab",
-        "",
-        "日本語 🏳️‍🌈 ▁ Ġ",
-        "„Zitat“ – 3,14 % …",
-        "e\u0301tude",
-        "a </s> <pad> <unk> <s> b",
-        "\x00\x07",
-    ],
-)
+@pytest.mark.parametrize("text", [*TEXT[:1], *HARD, "", "zwei  Leerzeichen,\ttab", "„Zitat“ – 3,14 % …", "\x00\x07"])
 def test_any_text_decodes_back_to_itself(tokenizer, text) -> None:
     ids = tokenizer(text)["input_ids"]
     assert ids[-1] == 2
     assert not {0, 1, 2, 3} & set(ids[:-1])
     assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(text)
-
-
-def test_saved_and_loaded_by_plain_auto_tokenizer(tokenizer, tmp_path) -> None:
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for text in (*TEXT[:3], "a </s> b"):
-        assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +107,8 @@ def test_every_kind_spells_its_training_text(any_tokenizer) -> None:
         assert not {0, 1, 2, 3} & set(ids[:-1])
         assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(sentence)
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    assert ids == (0, 1, 2, 3)
     assert len(tokenizer) == 260 if kind == "bytes" else len(tokenizer) <= 400
 
 
@@ -294,6 +267,10 @@ def test_a_vocabulary_without_room_is_refused() -> None:
         with pytest.raises(ValueError, match=f"vocab_size 20 is too small for '{kind}'"):
             train_tokenizer(TEXT, 20, kind)
     assert len(train_tokenizer(TEXT, 1, "bytes")) == 260
+    # And for its tags.
+    with pytest.raises(ValueError, match="vocab_size 261 .*262"):
+        train_tokenizer(TEXT, 261, languages=["de", "fr"])
+    assert len(train_tokenizer(TEXT, 262, languages=["de", "fr"])) == 262
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -313,12 +290,6 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
     # An existing tag is not added again.
     add_language_tags(loaded, ["de", "fr"])
     assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]
-
-
-def test_a_vocabulary_has_room_for_its_tags() -> None:
-    with pytest.raises(ValueError, match="vocab_size 261 .*262"):
-        train_tokenizer(TEXT, 261, languages=["de", "fr"])
-    assert len(train_tokenizer(TEXT, 262, languages=["de", "fr"])) == 262
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path) -> None:
