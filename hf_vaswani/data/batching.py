@@ -20,7 +20,7 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
     Cuts sentences that are sorted by length into batches of at most `budget` positions: rows times the longest row.
 
     Args:
-        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in ascending or descending order.
+        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in ascending order.
         budget (`int`): positions of a batch, padding included. A longer sentence gets a batch of its own.
 
     Returns:
@@ -29,8 +29,8 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
     batches, start = [], 0
     while start < len(lengths):
         rows = lengths[start : start + max(1, budget // int(lengths[start]))]
-        # Positions of a batch ending at each row: the longest row is the last or, in descending order, the first.
-        positions = np.maximum(rows, rows[0]) * np.arange(1, 1 + len(rows))
+        # Positions of a batch that ends at each row, which is its longest.
+        positions = rows * np.arange(1, 1 + len(rows))
         stop = start + max(1, int(np.searchsorted(positions, budget, side="right")))
         batches.append(slice(start, stop))
         start = stop
@@ -179,10 +179,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             updates.append(window[self.order.process_index :: processes])
         return updates
 
-    def batches_of_updates(self) -> list[int]:
-        """Returns the number of this process's batches in each update of the current epoch."""
-        return [len(batches) for batches in self.updates()]
-
     def __iter__(self) -> Iterator[list[int]]:
         for update in self.updates()[self.first_update :]:
             for batch in update:
@@ -258,7 +254,7 @@ class EpochUpdates:
         epoch, update = position["epoch"], position["update"]
         while True:
             self.sampler.set_position(epoch, update)
-            counts = self.sampler.batches_of_updates()[update:]
+            counts = [len(share) for share in self.sampler.updates()[update:]]
             batches = iter(self.loader)
             for number, count in enumerate(counts, start=update + 1):
                 yield list(islice(batches, count)), {"epoch": epoch, "update": number}
