@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
 from .encoding import EncodedRows, cached, id_lists, list_lengths
-from .objectives import BlockText, Objective, as_table
+from .objectives import BlockText, Objective
 from .tokenizer import backend
 from .windows import ENCODE_BATCH, Window, WindowText
 
@@ -230,7 +230,7 @@ class BlockEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
             random.Random(f"{self.seed} {number} {repetition}")
             for number, repetition in zip(numbers.tolist(), repetitions.tolist(), strict=True)
         ]
-        return as_table(self.objective.rows(texts, rngs), numbers.tolist())
+        return self.objective.table(texts, rngs, numbers.tolist())
 
 
 def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
@@ -271,7 +271,7 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
                 numbers.append(text.numbers[block.first])
                 repetition = text.repetitions[block.first]
                 rngs.append(random.Random(f"{self.seed} {numbers[-1]} {repetition} {block.start}"))
-        table = as_table(self.objective.rows(texts, rngs), numbers)
+        table = self.objective.table(texts, rngs, numbers)
         return replace(window, texts=[], pairs=len(texts)), table
 
     @staticmethod

@@ -1,10 +1,10 @@
 """The objectives of pre-training: what a model reads, and what it is to predict, for each block of a text."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,27 +41,36 @@ class BlockText:
     tag: int | None = None
 
 
-class Objective(Protocol):
+# A row: `source_ids`, `target_ids` and the other columns of an objective.
+Row = dict[str, Any]
+
+
+class Objective:
     """An objective of pre-training."""
 
     extra: int
     """Tokens that a document in a block costs besides its text."""
-    is_packed: bool
+    is_packed = False
     """True if a block may have several documents."""
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     """Columns of its rows besides `source_ids` and `target_ids`, for [`PairCollator`]."""
 
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
-        """
-        Makes the rows of blocks.
+    def row(self, text: BlockText, rng: random.Random) -> Row:
+        """Makes the row of a block, by the random numbers for it."""
+        raise NotImplementedError
 
-        Args:
-            texts (`Sequence[BlockText]`): the blocks.
-            rngs (`Sequence[random.Random]`): source of the choices for each.
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> list[Row]:
+        """Makes the rows of blocks that are read together, by the random numbers for each."""
+        return [self.row(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
-        Returns:
-            `dict[str, Sequence]`: `source_ids`, `target_ids` and the other columns.
-        """
+    def table(self, texts: Sequence[BlockText], rngs: Sequence[random.Random], numbers: Sequence[int]) -> pa.Table:
+        """Makes the rows of blocks as an Arrow table, with the `number` of each block."""
+        rows = self.rows(texts, rngs)
+        found = {"number": pa.array(numbers, pa.int64())}
+        for name in ("source_ids", "target_ids", *self.columns):
+            values = [row[name] for row in rows]
+            found[name] = pa.array(values, pa.int64()) if name == "next_sentence" else as_lists(values)
+        return pa.table(found)
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,8 @@ class ObjectiveSettings:
         special = special_ids(tokenizer)
         replacements = [i for i in range(len(tokenizer)) if i not in special]
         begins = word_beginnings(tokenizer) if self.whole_words else None
-        masking = Masking(self.rate(task), mask, replacements, begins)
-        kind = NextSentence if self.next_sentence else MaskedLM
-        return kind(masking, _needed(tokenizer, "<s>", bos, task), eos, self.block_length)
+        kind, bos = NextSentence if self.next_sentence else MaskedLM, _needed(tokenizer, "<s>", bos, task)
+        return kind(self.rate(task), mask, replacements, begins, bos, eos, self.block_length)
 
     def extra_tokens(self) -> list[str]:
         """Returns the entries that the objective needs in the vocabulary."""
@@ -163,85 +171,68 @@ def word_beginnings(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 # ---- One class for each objective --------------------------------------------------------------------------------
 
 
-class CausalLM:
+@dataclass
+class CausalLM(Objective):
     """
     The next token (Radford et al., 2018). Documents share a block, each with `<s>` in front and positions of its own;
     `</s>` stands at its end, also if the document began in an earlier block.
 
-    Args:
+    Attributes:
         bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
     """
 
+    bos: int
+    eos: int
+
     extra, is_packed = 2, True
-    columns: tuple[str, ...] = ("positions",)
+    columns = ("positions",)
 
-    def __init__(self, bos: int, eos: int) -> None:
-        self.bos, self.eos = bos, eos
-
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def row(self, text: BlockText, rng: random.Random) -> Row:
         """See [`Objective`]; draws nothing."""
-        found: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
-        for text in texts:
-            source, target, positions = list[int](), list[int](), list[int]()
-            for start, end in pairwise([0, *text.documents]):
-                ids = [self.bos, *text.ids[start:end]]
-                if end < len(text.ids) or text.is_complete:
-                    ids.append(self.eos)
-                source += ids
-                target += [-100, *ids[1:]]
-                positions += range(len(ids))
-            for name, values in zip(found, (source, target, positions), strict=True):
-                found[name].append(values)
-        return found
+        source, target, positions = list[int](), list[int](), list[int]()
+        for start, end in pairwise([0, *text.documents]):
+            ids = [self.bos, *text.ids[start:end]]
+            if end < len(text.ids) or text.is_complete:
+                ids.append(self.eos)
+            source += ids
+            target += [-100, *ids[1:]]
+            positions += range(len(ids))
+        return {"source_ids": source, "target_ids": target, "positions": positions}
 
 
 @dataclass
-class Masking:
+class MaskedLM(Objective):
     """
-    Chooses the tokens that a masked language model predicts.
+    Masked tokens (Devlin et al., 2018), in `<s> text </s>`.
 
     Attributes:
-        rate (`float`): share of the tokens.
+        rate (`float`): share of the tokens to predict.
         mask (`int`): id of `<mask>`.
         replacements (`list[int]`): ids that may replace a token.
         begins (`np.ndarray` of shape `(vocab_size,)`, *optional*): whether a word begins at an entry, for whole words.
+        bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
+        longest (`int`): most tokens of a block.
     """
 
     rate: float
     mask: int
     replacements: list[int]
-    begins: np.ndarray | None = None
+    begins: np.ndarray | None
+    bos: int
+    eos: int
+    longest: int
 
-    def __call__(self, ids: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
+    extra = 2
+
+    def masked(self, ids: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
         """Returns input and labels, as [`masked_tokens`] does."""
         words = None if self.begins is None else self.begins[ids].tolist()
         return masked_tokens(ids, self.rate, self.mask, self.replacements, rng, words)
 
-
-class MaskedLM:
-    """
-    Masked tokens (Devlin et al., 2018), in `<s> text </s>`.
-
-    Args:
-        masking ([`Masking`]): chooses the tokens.
-        bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
-        longest (`int`): most tokens of a block.
-    """
-
-    extra, is_packed = 2, False
-    columns: tuple[str, ...] = ()
-
-    def __init__(self, masking: Masking, bos: int, eos: int, longest: int) -> None:
-        self.masking, self.bos, self.eos, self.longest = masking, bos, eos, longest
-
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def row(self, text: BlockText, rng: random.Random) -> Row:
         """See [`Objective`]."""
-        source_ids, target_ids = [], []
-        for text, rng in zip(texts, rngs, strict=True):
-            inputs, labels = self.masking(text.ids, rng)
-            source_ids.append([self.bos, *inputs, self.eos])
-            target_ids.append([-100, *labels, -100])
-        return {"source_ids": source_ids, "target_ids": target_ids}
+        inputs, labels = self.masked(text.ids, rng)
+        return {"source_ids": [self.bos, *inputs, self.eos], "target_ids": [-100, *labels, -100]}
 
 
 class NextSentence(MaskedLM):
@@ -251,12 +242,12 @@ class NextSentence(MaskedLM):
     document among the blocks that are read with it.
     """
 
-    extra, columns = 3, ("segments", "next_sentence")
+    extra = 3
+    columns = ("segments", "next_sentence")
 
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> list[Row]:
         """See [`Objective`]."""
-        found: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
-        others = _next_documents(texts)
+        rows, others = [], _next_documents(texts)
         for text, rng in zip(texts, rngs, strict=True):
             first, second = _halves(text, rng)
             # The same random numbers whatever they are used for.
@@ -267,13 +258,17 @@ class NextSentence(MaskedLM):
             if other is not None:
                 second = _halves(other, rng)[1] or other.ids
                 second = second[: self.longest - self.extra - len(first)]
-            inputs, labels = self.masking(first + second, rng)
+            inputs, labels = self.masked(first + second, rng)
             cut = len(first)
-            found["source_ids"].append([self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos])
-            found["target_ids"].append([-100, *labels[:cut], -100, *labels[cut:], -100])
-            found["segments"].append([0] * (cut + 2) + [1] * (len(second) + 1))
-            found["next_sentence"].append(int(other is not None))
-        return found
+            rows.append(
+                {
+                    "source_ids": [self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos],
+                    "target_ids": [-100, *labels[:cut], -100, *labels[cut:], -100],
+                    "segments": [0] * (cut + 2) + [1] * (len(second) + 1),
+                    "next_sentence": int(other is not None),
+                }
+            )
+        return rows
 
 
 def _halves(text: BlockText, rng: random.Random) -> tuple[list[int], list[int]]:
@@ -292,57 +287,55 @@ def _next_documents(texts: Sequence[BlockText]) -> list[BlockText | None]:
     return found
 
 
-class SpanCorruption:
+@dataclass
+class SpanCorruption(Objective):
     """
     The spans that sentinels stand for (Raffel et al., 2019).
 
-    Args:
+    Attributes:
         rate (`float`): share of the tokens.
         span_length (`float`): mean length of the spans.
         sentinels (`list[int]`): ids of `<extra_0>`, `<extra_1>`, ...
         eos (`int`): id of `</s>`, at the end of both sides.
     """
 
+    rate: float
+    span_length: float
+    sentinels: list[int]
+    eos: int
+
     # A language tag, and `</s>`.
-    extra, is_packed = 2, False
-    columns: tuple[str, ...] = ()
+    extra = 2
 
-    def __init__(self, rate: float, span_length: float, sentinels: list[int], eos: int) -> None:
-        self.rate, self.span_length, self.sentinels, self.eos = rate, span_length, sentinels, eos
-
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def row(self, text: BlockText, rng: random.Random) -> Row:
         """See [`Objective`]."""
-        source_ids, target_ids = [], []
-        for text, rng in zip(texts, rngs, strict=True):
-            source, target = corrupted_spans(text.ids, self.rate, self.span_length, self.sentinels, rng)
-            source_ids.append([*_tag(text), *source, self.eos])
-            target_ids.append([*target, self.eos])
-        return {"source_ids": source_ids, "target_ids": target_ids}
+        source, target = corrupted_spans(text.ids, self.rate, self.span_length, self.sentinels, rng)
+        return {"source_ids": [*_tag(text), *source, self.eos], "target_ids": [*target, self.eos]}
 
 
-class Denoise:
+@dataclass
+class Denoise(Objective):
     """
     The text itself, from a noisy one (BART, MASS).
 
-    Args:
+    Attributes:
         settings ([`ObjectiveSettings`]): kinds of noise, share of the tokens, length of the spans.
         mask (`int`), eos (`int`): ids of `<mask>` and `</s>`.
     """
 
+    settings: ObjectiveSettings
+    mask: int
+    eos: int
+
     # A language tag, `</s>`, and the mask that a span of length 0 inserts.
-    extra, is_packed = 3, False
-    columns: tuple[str, ...] = ()
+    extra = 3
 
-    def __init__(self, settings: ObjectiveSettings, mask: int, eos: int) -> None:
-        self.settings, self.mask, self.eos = settings, mask, eos
-
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
+    def row(self, text: BlockText, rng: random.Random) -> Row:
         """See [`Objective`]."""
-        source_ids, target_ids = [], []
-        for text, rng in zip(texts, rngs, strict=True):
-            source_ids.append([*_tag(text), *self.noisy(text, rng), self.eos])
-            target_ids.append([*text.ids, self.eos])
-        return {"source_ids": source_ids, "target_ids": target_ids}
+        return {
+            "source_ids": [*_tag(text), *self.noisy(text, rng), self.eos],
+            "target_ids": [*text.ids, self.eos],
+        }
 
     def noisy(self, text: BlockText, rng: random.Random) -> list[int]:
         """Returns a text with all kinds of noise, reordered first."""
@@ -358,11 +351,3 @@ class Denoise:
 
 def _tag(text: BlockText) -> list[int]:
     return [] if text.tag is None else [text.tag]
-
-
-def as_table(columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> pa.Table:
-    """Returns columns of rows, and the number of each block, as an Arrow table."""
-    found = {"number": pa.array(numbers, pa.int64())}
-    for name, values in columns.items():
-        found[name] = pa.array(values, pa.int64()) if name == "next_sentence" else as_lists(values)
-    return pa.table(found)

@@ -18,12 +18,12 @@ from hf_vaswani.data.blocks import (
     fixed_rows,
 )
 from hf_vaswani.data.encoding import EncodedRows, list_lengths
-from hf_vaswani.data.objectives import CausalLM, MaskedLM, Masking
+from hf_vaswani.data.objectives import CausalLM, MaskedLM
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.data.windows import Window
 
 CAUSAL = CausalLM(1, 2)
-MASKED = MaskedLM(Masking(0.15, 3, [500, 501]), 1, 2, 40)
+MASKED = MaskedLM(0.15, 3, [500, 501], None, 1, 2, 40)
 
 
 def encoded(lengths: list[int], documents: list[str], start: int = 10) -> Dataset:

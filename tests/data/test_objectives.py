@@ -11,7 +11,6 @@ from hf_vaswani.data.objectives import (
     CausalLM,
     Denoise,
     MaskedLM,
-    Masking,
     NextSentence,
     ObjectiveSettings,
     SpanCorruption,
@@ -35,12 +34,11 @@ def chances(texts: list[BlockText], seed: int = 0) -> list[random.Random]:
 
 
 def rows(objective, texts: list[BlockText], seed: int = 0) -> list[dict]:
-    columns = objective.rows(texts, chances(texts, seed))
-    return [{name: values[i] for name, values in columns.items()} for i in range(len(texts))]
+    return objective.rows(texts, chances(texts, seed))
 
 
-def masking(rate: float = 0.15) -> Masking:
-    return Masking(rate, MASK, [500, 501])
+def masked(kind: type[MaskedLM], longest: int, rate: float = 0.15) -> MaskedLM:
+    return kind(rate, MASK, [500, 501], None, BOS, EOS, longest)
 
 
 def test_causal_lm_predicts_each_token_of_each_document() -> None:
@@ -56,17 +54,17 @@ def test_causal_lm_predicts_each_token_of_each_document() -> None:
 
 def test_masked_lm_predicts_the_masked() -> None:
     text = block(10, 60, 40)
-    (row,) = rows(MaskedLM(masking(), BOS, EOS, 200), [text])
+    (row,) = rows(masked(MaskedLM, 200), [text])
     source, target = row["source_ids"], row["target_ids"]
     assert (source[0], source[-1], target[0], target[-1]) == (BOS, EOS, -100, -100)
     predicted = [i for i, label in enumerate(target) if label != -100]
     assert len(predicted) == 15 and len(source) == len(target) == 102
     assert all(target[i] == text.ids[i - 1] for i in predicted)
-    assert rows(MaskedLM(masking(0.4), BOS, EOS, 200), [text])[0]["target_ids"].count(-100) == 62
+    assert rows(masked(MaskedLM, 200, 0.4), [text])[0]["target_ids"].count(-100) == 62
 
 
 def test_next_sentence_takes_half_from_other_documents() -> None:
-    objective = NextSentence(masking(), BOS, EOS, 33)
+    objective = masked(NextSentence, 33)
     texts = [block(1000 * i, 10, 10, 10, document=i // 2) for i in range(40)]
     found = [row for seed in range(10) for row in rows(objective, texts, seed)]
     assert sum(row["next_sentence"] for row in found) == pytest.approx(200, abs=40)
@@ -93,15 +91,15 @@ def test_next_sentence_takes_half_from_other_documents() -> None:
 def test_another_document_is_found_in_one_pass() -> None:
     """A long document among the blocks of a window is not searched anew for each of its blocks."""
     texts = [block(10, 2, 2, document=0) for _ in range(20_000)] + [block(5000, 2, 2, document=1)]
-    found = rows(NextSentence(masking(), BOS, EOS, 30), texts)
+    found = rows(masked(NextSentence, 30), texts)
     assert sum(row["next_sentence"] for row in found) > 9000
 
 
 def test_the_only_document_continues_itself() -> None:
     texts = [block(100 * i, 10, 10) for i in range(5)]
-    assert {row["next_sentence"] for row in rows(NextSentence(masking(), BOS, EOS, 30), texts)} == {0}
+    assert {row["next_sentence"] for row in rows(masked(NextSentence, 30), texts)} == {0}
     # A single line is cut in its middle.
-    (row,) = rows(NextSentence(masking(), BOS, EOS, 30), [block(10, 7)])
+    (row,) = rows(masked(NextSentence, 30), [block(10, 7)])
     assert row["segments"] == [0] * 6 + [1] * 4
 
 
@@ -133,7 +131,7 @@ def test_the_collator_pads_all_columns() -> None:
     assert "attention_mask" not in batch
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0, 0, 0, 0]]
     assert batch["labels"][1].tolist() == [-100, 20, 21, EOS, -100, -100, -100, -100, -100]
-    pairs = rows(NextSentence(masking(), BOS, EOS, 30), [block(10, 7), block(30, 3)])
+    pairs = rows(masked(NextSentence, 30), [block(10, 7), block(30, 3)])
     batch = PairCollator(0, NextSentence.columns)([row | {"number": i} for i, row in enumerate(pairs)])
     assert batch["token_type_ids"].shape == batch["input_ids"].shape == batch["attention_mask"].shape
     assert batch["token_type_ids"][1].tolist()[-4:] == [0, 0, 0, 0]
@@ -189,5 +187,5 @@ def test_special_tokens_are_no_replacements() -> None:
     tokenizer = train_tokenizer(["one two"], vocab_size=280, languages=["es"])
     tokenizer.add_tokens(["<mask>"])
     objective = settings("masked_lm").build(tokenizer)
-    assert not {0, 1, 2, 3, len(tokenizer) - 1, len(tokenizer) - 2} & set(objective.masking.replacements)
-    assert len(objective.masking.replacements) == len(tokenizer) - 6
+    assert not {0, 1, 2, 3, len(tokenizer) - 1, len(tokenizer) - 2} & set(objective.replacements)
+    assert len(objective.replacements) == len(tokenizer) - 6
