@@ -8,7 +8,6 @@ from dataclasses import Field, is_dataclass
 from typing import Any, get_args
 
 from .metrics import measure_of
-from .model.sentences_vaswani import LANGUAGE_TAG
 from .recipe import (
     LABEL_TASKS,
     MATRIX_OPTIMIZERS,
@@ -126,6 +125,9 @@ def _check_prefix(name: str, prefix: str) -> None:
         )
     if prefix in SPECIAL_TOKENS:
         raise ValueError(f"{name} is {prefix!r}, a special token of the vocabulary: choose another word, as in <bt>.")
+    # It loads torch, which the help of a recipe does without.
+    from .model.sentences_vaswani import LANGUAGE_TAG
+
     if LANGUAGE_TAG.fullmatch(prefix):
         raise ValueError(
             f"{name} is {prefix!r}, which is a language tag: set data.target_tag instead, or choose another word, as "
