@@ -1,7 +1,6 @@
 """Comparison of a run's model with the one that it started from, or that it must not be worse than on the Hub."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import COMPARED_BY, compare_sets, score
 from ..model.sentences_vaswani import LanguageTags
 from ..processes import on_main_process
-from ..recipe import EvaluationRecipe, HubRecipe
-from ..records import Result, Scored, Verdict
+from ..recipe import HubRecipe
+from ..records import Result, Verdict
 from ..run_folder import (
     START,
     START_TRANSLATIONS,
@@ -62,21 +61,21 @@ class Baseline:
             settings.length_penalty = settings.early_stopping = None
         self.translator = LineTranslator([model.to(device)], tokenizer)
 
-    def tagged(self, sentences: Sequence[str], target_language: str, prefix: str | None = None) -> list[str]:
+    def tagged(self, text: EvaluationText) -> list[str]:
         """
-        Puts in front of sentences what the model has learned to read there: its tag of the target language, if it has
-        one, unless they have a tag; and their prefix, unless it is a tag that the vocabulary lacks.
+        Returns the sources of a set, with what the model has learned to read in front of them: its tag of the target
+        language if it has one, unless they have a tag; and their prefix, unless it is a tag that its vocabulary lacks.
         """
-        tags = LanguageTags(self.translator.tokenizer)
-        tag = tags.by_language.get(target_language)
+        tags, prefix = LanguageTags(self.translator.tokenizer), text.prefix
+        tag = tags.by_language.get(text.target_language)
         if prefix is not None and is_tag(prefix) and not has_tag(self.translator.tokenizer, prefix):
             prefix = None
 
-        def fronted(text: str) -> str:
-            fronts = (None if tags.split(text)[0] else tag, prefix)
-            return " ".join(part for part in (*fronts, text) if part is not None)
+        def fronted(line: str) -> str:
+            fronts = (None if tags.split(line)[0] else tag, prefix)
+            return " ".join(part for part in (*fronts, line) if part is not None)
 
-        return [fronted(text) if text.strip() else text for text in sentences]
+        return [fronted(line) if line.strip() else line for line in text.plain]
 
     def __call__(self, sentences: list[str]) -> list[str]:
         """Translates sentences; those that are longer than the model accepts are translated in pieces."""
@@ -85,15 +84,8 @@ class Baseline:
 
 def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
     """
-    Finds the model of `hub.not_worse_than`, and downloads it if it is the one that was published last.
-
-    Args:
-        run_dir (`Path`): the run folder.
-        folder (`Path`): model or checkpoint to publish, for messages.
-        hub ([`HubRecipe`]): names the model.
-
-    Returns:
-        `str`: its folder or its id on the Hub, or `None` if nothing was published before.
+    Finds the model of `hub.not_worse_than`, and downloads it if it is the one that was published last. Returns its
+    folder or its id on the Hub, or `None` if nothing was published before.
 
     Raises:
         ValueError: the run has not kept the model that it started from, or that was changed.
@@ -119,14 +111,7 @@ def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
 
 def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     """
-    Translates the test sets of a run with another model. All processes call it together.
-
-    Args:
-        run ([`Run`]): processes and text.
-        name (`str` or `Path`): folder of the other model, or its id on the Hub.
-
-    Returns:
-        `dict[str, list[str]]`: translations by the name of the set.
+    Translates the test sets of a run, by their names, with another model. All processes call it together.
 
     Raises:
         ValueError: the model cannot be loaded, or cannot translate.
@@ -142,10 +127,7 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     # In every process: the others would wait for one that fails alone.
     if baseline is None or failures:
         raise ValueError(failures[0])
-    return {
-        pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language, pairs.prefix), baseline)
-        for pairs in run.sets["test"]
-    }
+    return {text.name: share(run, baseline.tagged(text), baseline) for text in run.sets["test"]}
 
 
 def check_loading(name: str, where: str) -> None:
@@ -158,13 +140,8 @@ def check_loading(name: str, where: str) -> None:
 
 def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -> None:
     """
-    Offers the checkpoint that was just saved for publishing, after comparing it on the test sets with
-    `hub.not_worse_than`. All processes call it together.
-
-    Args:
-        run ([`Run`]): processes and text.
-        state ([`TrainState`]): the model of the checkpoint.
-        publisher ([`Publisher`], *optional*): that of the main process.
+    Offers the checkpoint that was just saved to the publisher of the main process, after comparing it on the test sets
+    with `hub.not_worse_than`. All processes call it together.
     """
     hub, verdict = run.recipe.hub, None
     checkpoint = checkpoint_folder(run.folder, state.step)
@@ -192,13 +169,7 @@ def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -
 def judge(candidate: Candidate) -> Verdict | None:
     """
     Compares a model or a checkpoint of a run with the one of `hub.not_worse_than`, on the test sets of the run's
-    recipe. Translations that the run has kept are used again.
-
-    Args:
-        candidate ([`Candidate`]): the model, whose `hub` names the other one.
-
-    Returns:
-        [`Verdict`], or `None` without `hub.not_worse_than`.
+    recipe; without `hub.not_worse_than`, with none. Translations that the run has kept are used again.
 
     Raises:
         ValueError: a model cannot be loaded; or the test text cannot be read, or is no longer the one that the model
@@ -215,41 +186,34 @@ def judge(candidate: Candidate) -> Verdict | None:
     texts = evaluation_texts(task_data(recipe).read_evaluation(), "test")
     if not texts:
         raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")
-    after = _kept(run_dir, scored, TRANSLATIONS, texts)
+    after = before = None
+    # A checkpoint has no translations from the end of the training.
+    if isinstance(scored, Result):
+        names = [text.name for text in texts]
+        after = read_translations(run_dir, scored, TRANSLATIONS, names)
+        if hub.not_worse_than == "start":
+            before = read_translations(run_dir, scored, START_TRANSLATIONS, names)
     if after is not None:
-        _check_text(folder, scored, texts, after, recipe.evaluation)
-    before = _kept(run_dir, scored, START_TRANSLATIONS, texts) if hub.not_worse_than == "start" else None
+        _check_text(candidate, texts, after)
     before = before or _translate(name, texts)
     after = after or _translate(folder, texts, is_own=True)
     how = recipe.evaluation.tokenize, recipe.evaluation.lowercase
     return replace(verdict, sets=compare_sets(texts, before, after, *how))
 
 
-def _kept(run_dir: Path, scored: Scored, stem: str, texts: list[EvaluationText]) -> dict[str, list[str]] | None:
-    """Returns translations that were made at the end of the training; a checkpoint has none."""
-    if not isinstance(scored, Result):
-        return None
-    return read_translations(run_dir, scored, stem, [text.name for text in texts])
-
-
-def _check_text(
-    folder: Path,
-    scored: Scored,
-    texts: list[EvaluationText],
-    translations: dict[str, list[str]],
-    evaluation: EvaluationRecipe,
-) -> None:
+def _check_text(candidate: Candidate, texts: list[EvaluationText], translations: dict[str, list[str]]) -> None:
     """Raises a `ValueError` if translations no longer have the recorded score: the references are others."""
+    scored, evaluation = candidate.scored, candidate.recipe.evaluation
+    how = evaluation.tokenize, evaluation.lowercase, [COMPARED_BY]
     for text in texts:
-        recorded = (scored.scores if scored.sets is None else scored.sets.get(text.name, {})).get(COMPARED_BY)
+        recorded = (scored.sets or {text.name: scored.scores}).get(text.name, {}).get(COMPARED_BY)
         lines, found = translations[text.name], None
         if len(lines) == len(text.target):
-            how = evaluation.tokenize, evaluation.lowercase, [COMPARED_BY]
             found = score(lines, text.target, *how)[COMPARED_BY]
         if found is None or recorded is None or abs(found - recorded) > ROUNDING:
             raise ValueError(
-                f"{folder} is not published: the text of the test set {text.name} is no longer the one that the model "
-                "was scored on, so it cannot be compared. Restore the text."
+                f"{candidate.folder} is not published: the text of the test set {text.name} is no longer the one that "
+                "the model was scored on, so it cannot be compared. Restore the text."
             )
 
 
@@ -257,7 +221,4 @@ def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = Fal
     """Translates test sets; a model of the run itself takes its tags from the recipe."""
     device: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     model = Baseline(name, device)
-    return {
-        text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language, text.prefix))
-        for text in texts
-    }
+    return {text.name: model(text.source if is_own else model.tagged(text)) for text in texts}

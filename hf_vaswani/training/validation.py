@@ -92,15 +92,8 @@ def _without_mixed_precision(model: VaswaniForConditionalGeneration) -> Iterator
 
 def share(run: Run, sentences: list[str], translate_part: Callable[[list[str]], list[str]]) -> list[str]:
     """
-    Shares the translation of a corpus among the processes. All processes call it together.
-
-    Args:
-        run ([`Run`]): the processes.
-        sentences (`list[str]`): source sentences.
-        translate_part (`Callable`): translates the sentences of this process.
-
-    Returns:
-        `list[str]`: all translations, in the order of `sentences` and in every process.
+    Shares the translation of a corpus among the processes: each calls `translate_part` with its sentences, and all
+    return all translations, in the order of `sentences`. All processes call it together.
     """
     mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
     part = translate_part(sentences[mine])
