@@ -103,7 +103,7 @@ def one_picture() -> Iterator[None]:
     draw, drawn = evaluation.curve_picture, []
 
     def once(*_: object) -> bytes:
-        drawn[:] = drawn or [draw([{"step": step, "loss": 1 / step} for step in (1, 2)], [], None, "nats")]
+        drawn[:] = drawn or [draw([(step, 1 / step) for step in (1, 2)], [], None, "nats")]
         return drawn[0]
 
     with pytest.MonkeyPatch.context() as patch:

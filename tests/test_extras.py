@@ -116,7 +116,7 @@ def test_viz_alone_draws(environment) -> None:
     program = (
         "import json, sys; from hf_vaswani.hub.evaluation import curve_picture\n"
         "lines = [json.loads(line) for line in open('run/training.jsonl')]\n"
-        "print(curve_picture(lines, [])[:4])"
+        "print(curve_picture([(line['step'], line['loss']) for line in lines], [], None, 'nats')[:4])"
     )
     assert "PNG" in environment.run("python", "-c", program)
 

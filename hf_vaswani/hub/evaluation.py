@@ -14,7 +14,7 @@ from ..extras import extra
 from ..files import read_json_lines
 from ..metrics import COMPARED_BY, METRICS, Comparison, in_order, measure_of
 from ..recipe import PAIR_TASKS, RANKED_BY, Recipe
-from ..records import Result, Scored
+from ..records import Result, Scored, Validation
 from .wording import TASKS, named_sources, text_name
 
 if TYPE_CHECKING:
@@ -182,36 +182,25 @@ def plotted_measure(recipe: Recipe) -> str | None:
     return None if recipe.training.best_by == "loss" else recipe.training.best_by
 
 
-def read_curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
-    """Reads the points of a log up to an update, and skips incomplete lines: the training may be writing one."""
+def read_losses(path: Path, last: int) -> list[tuple[int, float | None]]:
+    """Reads steps and losses of a training up to an update; of the last line, only a part may have been written."""
     lines, _ = read_json_lines(path)
-    lines = [line | measures if isinstance(measures := line.get("measures"), dict) else line for line in lines]
-    # A value that is not finite is written as null.
-    kinds = (int, float, type(None))
-    return [
-        line for line in lines if line["step"] <= last and all(type(line.get(name, "")) in kinds for name in names)
-    ]
+    # A loss that is not finite is written as null.
+    return [(line["step"], line["loss"]) for line in lines if line["step"] <= last]
 
 
 def plot_curve(
-    training: Sequence[dict[str, Any]],
-    validations: Sequence[dict[str, Any]],
-    measure: str | None = "bleu",
-    unit: str = "nats per target token",
+    training: Sequence[tuple[int, float | None]], validations: Sequence[Validation], measure: str | None, unit: str
 ) -> "Figure":
     """
-    Plots the loss, and a measure of the validations, over the updates of a run.
+    Plots the loss, and a measure of the validations, over the updates of a run. Each of several validation sets has a
+    curve of its own; values that are not finite have no point.
 
     Args:
-        training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`.
-        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, the measure and `best`,
-            and with several sets `sets`. A value of `None`, which was not finite, is not plotted.
-        measure (`str`, *optional*): measure with a panel of its own; `None` for none.
+        training (`Sequence[tuple[int, float]]`): updates and losses, `None` for one that is not finite.
+        validations (`Sequence[Validation]`): validations.
+        measure (`str`, *optional*): measure that has a panel beside that of the loss, if there are validations.
         unit (`str`): unit of the loss.
-
-    Returns:
-        `Figure`: one panel for the loss, and a second one for the measure if there are validations. Each of several
-        validation sets has a curve of its own.
     """
     with extra("viz"):
         from matplotlib.figure import Figure
@@ -219,24 +208,22 @@ def plot_curve(
     names = ["loss", measure] if measure and validations else ["loss"]
     figure = Figure(figsize=(9 if names[1:] else 5, 3.2), dpi=120, layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False, sharex=True)[0]
-    _plot(panels[0], training, "loss", TRAINING, "", label="training")
-    sets = dict.fromkeys(name for line in validations for name in line.get("sets") or ())
-    curves: dict[str, Sequence[dict[str, Any]]] = {
-        each: [{"step": line["step"], **(line.get("sets") or {}).get(each, {})} for line in validations]
-        for each in sets
-    }
-    curves = curves or {"validation": validations}
+    _plot(panels[0], training, TRAINING, "", "training")
+    sets = list(dict.fromkeys(name for line in validations for name in line.sets or ()))
     for panel, name in zip(panels, names, strict=True):
         panel.set_title("Loss" if name == "loss" else f"Validation {measure_of(name).title}")
-        for (label, lines), color in zip(curves.items(), cycle(SETS), strict=False):
-            _plot(panel, lines, name, color, ".", label if sets or name == "loss" else None)
+        for part, color in zip(sets or [None], cycle(SETS), strict=False):
+            scores = [line.scores if part is None else (line.sets or {}).get(part, {}) for line in validations]
+            points = [(line.step, each.get(name)) for line, each in zip(validations, scores, strict=True)]
+            _plot(panel, points, color, ".", part or ("validation" if name == "loss" else None))
     panels[0].set_ylabel(unit)
-    ranking, panel = names[-1], panels[-1]
+    panel = panels[-1]
     for line in validations:
-        if line.get("best") and sets:
-            panel.axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
-        elif line.get("best") and line.get(ranking) is not None:
-            panel.plot(line["step"], line[ranking], "o", color=SETS[0], label=f"best: {line[ranking]:.2f}")
+        value = line.scores.get(names[-1])
+        if line.best and sets:
+            panel.axvline(line.step, color=TRAINING, linestyle=":", label=f"best: update {line.step:,}")
+        elif line.best and value is not None:
+            panel.plot(line.step, value, "o", color=SETS[0], label=f"best: {value:.2f}")
     for panel in panels:
         panel.set_xlabel("updates")
         panel.grid(alpha=0.3)
@@ -247,12 +234,11 @@ def plot_curve(
 
 
 def _plot(
-    panel: "Axes", lines: Sequence[dict[str, Any]], name: str, color: str, marker: str, label: str | None
+    panel: "Axes", points: Sequence[tuple[int, float | None]], color: str, marker: str, label: str | None
 ) -> None:
-    """Plots one value of the lines that have it."""
-    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-    if points:
-        panel.plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
+    known = [point for point in points if point[1] is not None]
+    if known:
+        panel.plot(*zip(*known, strict=True), label=label, color=color, marker=marker)
 
 
 def curve_picture(*arguments: Any) -> bytes:

@@ -464,8 +464,7 @@ class Publisher:
         for folder in checkpoint_folders(run_dir / UNPUBLISHED):
             if checkpoint_step(folder) > step:
                 shutil.rmtree(folder)
-        self.thread: threading.Thread | None = None
-        self.more = False
+        self.threads: list[threading.Thread] = []
         self.lock = threading.Lock()
 
     def offer(self, checkpoint: Path, verdict: Verdict | None) -> None:
@@ -477,12 +476,9 @@ class Publisher:
         except (ValueError, OSError) as error:
             logger.warning(str(error))
             return
-        with self.lock:
-            self.more = True
-            if self.thread is None:
-                # A daemon: the program's end does not wait for it, and checkpoints that still wait are kept.
-                self.thread = threading.Thread(target=self._push, daemon=True)
-                self.thread.start()
+        # A daemon: the program's end does not wait for it, and checkpoints that still wait are kept.
+        self.threads.append(threading.Thread(target=self._push, daemon=True))
+        self.threads[-1].start()
 
     def _keep(self, checkpoint: Path, names: list[str], verdict: Verdict | None) -> None:
         """Links or copies the files, because the training will delete the checkpoint later."""
@@ -501,12 +497,8 @@ class Publisher:
         temporary.rename(kept)
 
     def _push(self) -> None:
-        while True:
-            with self.lock:
-                if not self.more:
-                    self.thread = None
-                    return
-                self.more = False
+        # Of the checkpoints that arrive during a push, the next thread publishes the newest.
+        with self.lock:
             try:
                 push_waiting(self.run_dir, self.hub)
             # No error in publishing may end a training.
@@ -514,8 +506,8 @@ class Publisher:
                 logger.warning(f"{error} It is retried with the next checkpoint, or at the end.")
 
     def wait(self) -> None:
-        """Waits until the thread has published everything."""
-        thread = self.thread
-        if thread is not None:
+        """Waits until everything is published."""
+        if any(thread.is_alive() for thread in self.threads):
             logger.info("Waiting until a checkpoint is published")
+        for thread in self.threads:
             thread.join()

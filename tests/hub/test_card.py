@@ -338,6 +338,6 @@ def test_the_curve_of_running_text_is_that_of_what_ranks(text_run, monkeypatch) 
         assert "loss includes dropout, label smoothing and the loss of next-sentence prediction; the" in text
         shutil.rmtree(run)
     (training, lines, *loss), (_, _, *accuracy) = drawn
-    assert [line["loss"] for line in training] == [4.0, 3.0]
-    assert (lines[0]["accuracy"], lines[0]["loss"]) == (0.4125, 3.5)
+    assert training == [(3, 4.0), (6, 3.0)]
+    assert (lines[0].scores["accuracy"], lines[0].scores["loss"]) == (0.4125, 3.5)
     assert loss == [None, "nats per masked token"] and accuracy == ["accuracy", "nats per masked token"]

@@ -93,23 +93,27 @@ def test_a_table_has_the_measures_in_one_order_and_none_without_scores() -> None
 
 # ---- Curve -------------------------------------------------------------------------------------------------------
 
-TRAINING = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": None}, {"step": 30, "loss": 2.0}]
+TRAINING = [(10, 3.0), (20, None), (30, 2.0)]
+UNIT = "nats per text"
 
 
 @pytest.mark.parametrize(("measure", "title"), [("bleu", "BLEU"), ("f1", "F1")])
 def test_the_curve_has_every_finite_point(measure, title) -> None:
-    validations = [{"step": 15, "loss": 2.5, measure: 0.25}, {"step": 30, "loss": 2.1, measure: 0.5, "best": True}]
-    loss, score = plot_curve(TRAINING, validations, measure, "nats per text").axes
-    assert (loss.get_ylabel(), score.get_title()) == ("nats per text", f"Validation {title}")
+    validations = [
+        Validation(15, {"loss": 2.5, measure: 0.25}),
+        Validation(30, {"loss": 2.1, measure: 0.5}, best=True),
+    ]
+    loss, score = plot_curve(TRAINING, validations, measure, UNIT).axes
+    assert (loss.get_ylabel(), score.get_title()) == (UNIT, f"Validation {title}")
     assert [line.get_xydata().tolist() for line in loss.lines] == [[[10, 3], [30, 2]], [[15, 2.5], [30, 2.1]]]
     assert score.lines[0].get_xydata().tolist() == [[15, 0.25], [30, 0.5]]
     assert score.get_legend_handles_labels()[1] == ["best: 0.50"]
 
 
 def test_without_a_measure_or_validations_there_is_one_panel() -> None:
-    assert len(plot_curve(TRAINING, []).axes) == 1
+    assert len(plot_curve(TRAINING, [], "bleu", UNIT).axes) == 1
     # A loss that is not finite has no place in the picture.
-    (loss,) = plot_curve(TRAINING, [{"step": 15, "loss": None, "best": True}], None).axes
+    (loss,) = plot_curve(TRAINING, [Validation(15, {"loss": None, "f1": 1.0}, best=True)], None, UNIT).axes
     assert loss.get_legend_handles_labels()[1] == ["training"]
 
 
@@ -119,8 +123,8 @@ def test_each_of_several_sets_has_its_curve() -> None:
         {"law": {"bleu": 1.0, "loss": 4.0}, "web": {"bleu": 9.0}},
         {"law": {"bleu": 6.0, "loss": None}, "web": {"bleu": 8.0, "loss": 1.0}},
     ]
-    lines = [{"step": 10 * i, "loss": 3.0, "bleu": 5.0, "sets": each, "best": i == 1} for i, each in enumerate(sets)]
-    loss, bleu = plot_curve(TRAINING, lines).axes
+    lines = [Validation(10 * i, {"loss": 3.0, "bleu": 5.0}, sets=sets[i], best=i == 1) for i in (0, 1)]
+    loss, bleu = plot_curve(TRAINING, lines, "bleu", UNIT).axes
     found = {line.get_label(): line.get_xydata().tolist() for line in bleu.lines}
     assert found == {"law": [[0, 1], [10, 6]], "web": [[0, 9], [10, 8]], "best: update 10": [[10, 0], [10, 1]]}
     found = {line.get_label(): line.get_xydata().tolist() for line in loss.lines}
