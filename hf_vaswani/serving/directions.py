@@ -1,9 +1,8 @@
 """Which languages a server translates, by which of its models, and in which language a text is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
 from ..extras import extra
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
@@ -19,15 +18,8 @@ class LanguageError(ValueError):
     """A language, or a pair of them, that no model translates."""
 
 
-@dataclass(frozen=True)
-class Guess:
-    """
-    The language of a text.
-
-    Attributes:
-        language (`str`): its code.
-        confidence (`float`): probability, in percent.
-    """
+class Guess(TypedDict):
+    """The language of a text, by its code, and the probability in percent."""
 
     language: str
     confidence: float
@@ -110,7 +102,7 @@ class Directions:
         if not any(letter.isalpha() for letter in text):
             return None
         language, probability = self._identifier.rank(text)[0]
-        return Guess(language, round(100 * float(probability), 1))
+        return _guess(language, probability)
 
     def source_of(self, texts: Sequence[str], target: str) -> Guess:
         """
@@ -126,7 +118,7 @@ class Directions:
         ranks = dict(self._identifier.rank("\n".join(texts)))
         # Their variants, such as pt-BR, are not told apart.
         best = max(sources, key=lambda source: ranks.get(_primary(source), 0.0))
-        return Guess(best, round(100 * float(ranks.get(_primary(best), 0.0)), 1))
+        return _guess(best, ranks.get(_primary(best), 0.0))
 
     def resolve(self, texts: Sequence[str], source: str, target: str) -> tuple[tuple[str, str, str], Guess | None]:
         """
@@ -136,7 +128,7 @@ class Directions:
             LanguageError: no model translates it.
         """
         guess = self.source_of(texts, target) if source.lower() == AUTO else None
-        return self.find(source if guess is None else guess.language, target), guess
+        return self.find(source if guess is None else guess["language"], target), guess
 
 
 @cache
@@ -146,6 +138,10 @@ def language_name(code: str) -> str:
         return Locale.parse(code.replace("-", "_")).get_display_name("en") or code
     except (ValueError, TypeError, UnknownLocaleError):
         return code
+
+
+def _guess(language: str, probability: float) -> Guess:
+    return {"language": language, "confidence": round(100 * float(probability), 1)}
 
 
 def _primary(code: str) -> str:

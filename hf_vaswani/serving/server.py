@@ -8,7 +8,7 @@ import secrets
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
@@ -477,7 +477,7 @@ async def translate(request: Request, service: Shared) -> Response:
     if asked.alternatives:
         answer["alternatives"] = others[0] if is_single else others
     if guess is not None:
-        answer["detectedLanguage"] = asdict(guess) if is_single else [asdict(guess)] * len(best)
+        answer["detectedLanguage"] = guess if is_single else [guess] * len(best)
     return JSONResponse(answer)
 
 
@@ -492,7 +492,7 @@ async def detect(request: Request, service: Shared) -> list[dict[str, Any]]:
     """Recognises the language of a text."""
     asked = await service.read(request, DetectRequest)
     guess = service.directions.detect(asked.q)
-    return [] if guess is None else [asdict(guess)]
+    return [] if guess is None else [dict(guess)]
 
 
 @router.head("/health", include_in_schema=False)

@@ -35,12 +35,12 @@ def test_the_first_model_with_a_pair_has_it() -> None:
 def test_text_is_recognised_among_the_sources() -> None:
     found = Directions({"one": model_of(("en", "de"), ("fr", "de"), ("de", "en"))})
     english, french = "The weather is fine today.", "Il fait beau aujourd'hui."
-    assert found.source_of([english], "de").language == "en"
-    assert found.source_of([french], "de-DE").language == "fr"
+    assert found.source_of([english], "de")["language"] == "en"
+    assert found.source_of([french], "de-DE")["language"] == "fr"
     # Only German is translated into English.
-    assert found.source_of([french], "en").language == "de"
+    assert found.source_of([french], "en")["language"] == "de"
     guess = found.detect(french)
-    assert guess is not None and guess.language == "fr" and 50 < guess.confidence <= 100
+    assert guess is not None and guess["language"] == "fr" and 50 < guess["confidence"] <= 100
     assert found.detect(" 12 !") is None
     with pytest.raises(LanguageError, match="Nothing is translated into xx here, only into de, en"):
         found.source_of([english], "xx")
