@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
+from ..translation.alignment import ended_by
+
 # Limits of a batch, whose texts are not tokenized yet: no token has less than a byte. A longer text is a batch.
 MAX_TEXTS, MAX_BYTES = 64, 10_000
 # In seconds: while nothing is translated, the first text waits this long for others.
@@ -101,7 +103,7 @@ class Batcher:
 
     Args:
         translate (`Callable`): gets a kind and texts of that kind, and returns the translations of each. It is called
-            in one thread, and asks [`~Batcher.end_if_over`] while it works.
+            in one thread, and asks [`~hf_vaswani.translation.alignment.end_if_over`] while it works.
         max_waiting (`int`): texts that may wait at a time.
         observe (`Callable`, *optional*): called with the number of texts of each batch.
         observe_waiting (`Callable`, *optional*): called with the number of texts that wait, when it changes.
@@ -177,19 +179,10 @@ class Batcher:
             if not job.result.cancel() and not job.result.cancelled():
                 job.result.exception()
 
-    def end_if_over(self) -> bool:
-        """
-        Ends the batch that is translated if nobody waits for it any more; called in the thread that translates.
-
-        Returns:
-            `bool`: `False`, as an answer to the question whether the search is to end with what it has.
-
-        Raises:
-            OverdueError: nobody waits.
-        """
+    def end_if_over(self) -> None:
+        """Raises an [`OverdueError`] if nobody waits any more for the batch that is translated."""
         if self._running and all(job.is_over for job in self._running):
             raise OverdueError(self.deadline)
-        return False
 
     @property
     def is_overdue(self) -> bool:
@@ -306,7 +299,8 @@ class Batcher:
         self._running = jobs
         try:
             self.end_if_over()
-            return self.translate(kind, texts)
+            with ended_by(self.end_if_over):
+                return self.translate(kind, texts)
         finally:
             self._running = ()
 

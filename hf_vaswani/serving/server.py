@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from ..extras import extra
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
-from ..translation.alignment import ended_by
+from ..translation.alignment import end_if_over
 from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import Directions, LanguageError, language_name
 from .metrics import Metrics
@@ -279,22 +279,17 @@ def log_failure(error: Exception) -> None:
 
 class BatchTranslator:
     """
-    Translates texts of one kind in a thread of the [`Batcher`].
+    Translates texts of one kind in a thread of the [`Batcher`]. It asks [`end_if_over`] between the steps of a search
+    and before each batch of an engine.
 
     Args:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
         returns_memory (`bool`): whether to return freed memory after each batch, which takes some 10 ms.
-
-    Attributes:
-        end_if_over (`Callable[[], bool]`): asked between the steps of a search, before each batch of an engine, and
-            while markup is placed; it raises an error to end the translation. That of its [`Batcher`], which is made
-            of the translator.
     """
 
     def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline], *, returns_memory: bool = False) -> None:
         self.returns_memory = returns_memory
-        self.end_if_over: Callable[[], bool] = lambda: False
-        self.pipelines = {name: self._in_time(pipeline) for name, pipeline in pipelines.items()}
+        self.pipelines = {name: _in_time(pipeline) for name, pipeline in pipelines.items()}
         # Engines search by other rules, or greedily.
         self.for_alternatives = {
             name: pipeline
@@ -302,21 +297,6 @@ class BatchTranslator:
             else VaswaniTranslationPipeline(pipeline.model, pipeline.tokenizer, device=pipeline.device)
             for name, pipeline in pipelines.items()
         }
-
-    def _in_time(self, pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
-        """Returns a pipeline whose engine, if it has one, is not called any more when its time is over."""
-        engine = pipeline.engine
-        if engine is None:
-            return pipeline
-
-        def in_time(stopping_criteria: Any = None, **settings: Any) -> Any:
-            # No engine is ended in the middle of a batch.
-            self.end_if_over()
-            return engine(**settings)
-
-        found = copy.copy(pipeline)
-        found.engine = in_time
-        return found
 
     def __call__(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
         """
@@ -338,17 +318,16 @@ class BatchTranslator:
             beams = pipeline.model.generation_config.num_beams or 1
             settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
         try:
-            with ended_by(self.end_if_over):
-                found = pipeline(
-                    texts,
-                    src_lang=source,
-                    tgt_lang=target,
-                    split_sentences=True,
-                    markup="html" if text_format == "html" else None,
-                    batch_size=MAX_TEXTS,
-                    stopping_criteria=[EndCriteria(self.end_if_over)],
-                    **settings,
-                )
+            found = pipeline(
+                texts,
+                src_lang=source,
+                tgt_lang=target,
+                split_sentences=True,
+                markup="html" if text_format == "html" else None,
+                batch_size=MAX_TEXTS,
+                stopping_criteria=[EndCriteria(end_if_over)],
+                **settings,
+            )
         finally:
             if self.returns_memory:
                 return_freed_memory()
@@ -356,6 +335,22 @@ class BatchTranslator:
             [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
             for candidates in found
         ]
+
+
+def _in_time(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
+    """Returns a pipeline whose engine, if it has one, is not called any more when its time is over."""
+    engine = pipeline.engine
+    if engine is None:
+        return pipeline
+
+    def in_time(stopping_criteria: Any = None, **settings: Any) -> Any:
+        # No engine is ended in the middle of a batch.
+        end_if_over()
+        return engine(**settings)
+
+    found = copy.copy(pipeline)
+    found.engine = in_time
+    return found
 
 
 class Service:
@@ -380,12 +375,16 @@ class Service:
         self.directions, self.limits = Directions(pipelines, list(directions)), limits
         self.keys = [key.encode() for key in api_keys]
         self.metrics = Metrics()
-        self.batchers: list[Batcher] = []
-        for is_long in (False, True):
-            translator = BatchTranslator(pipelines, returns_memory=is_long)
-            batcher = Batcher(translator, limits.waiting, self._observe, self._observe_waiting, limits.deadline)
-            translator.end_if_over = batcher.end_if_over
-            self.batchers.append(batcher)
+        self.batchers = [
+            Batcher(
+                BatchTranslator(pipelines, returns_memory=is_long),
+                limits.waiting,
+                self._observe,
+                self._observe_waiting,
+                limits.deadline,
+            )
+            for is_long in (False, True)
+        ]
 
     def _observe(self, texts: int) -> None:
         self.metrics.batches.observe(texts)

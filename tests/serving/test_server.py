@@ -23,6 +23,7 @@ from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
 from hf_vaswani.serving import server as serving
 from hf_vaswani.serving.batcher import OverdueError
 from hf_vaswani.serving.server import Limits, build_server
+from hf_vaswani.translation.alignment import ended_by
 
 from ..conftest import dear
 from ..networks import tiny_model
@@ -286,17 +287,16 @@ def test_the_placing_of_markup_ends_at_the_deadline(pipeline, monkeypatch) -> No
         is_over.append(True)
         return found
 
-    def end_if_over() -> bool:
+    def check() -> None:
         if is_over:
             raise OverdueError(1)
-        return False
 
     monkeypatch.setattr(pipeline.model, "generate", generate_to_the_deadline)
     translator = serving.BatchTranslator({"one": pipeline})
-    translator.end_if_over = end_if_over
-    assert translator(("one", "en", "de", "text", 1), ["ab"])
+    with ended_by(check):
+        assert translator(("one", "en", "de", "text", 1), ["ab"])
     is_over.clear()
-    with pytest.raises(OverdueError):
+    with ended_by(check), pytest.raises(OverdueError):
         translator(("one", "en", "de", "html", 1), ["<b>ab</b>"])
 
 
@@ -335,11 +335,10 @@ def test_an_engine_is_not_called_when_its_time_is_over(pipeline, monkeypatch) ->
     # An engine knows no such criteria, and takes no settings that it does not know.
     assert len(called) == 1 and "stopping_criteria" not in called[0]
 
-    def end() -> bool:
+    def end() -> None:
         raise OverdueError(1)
 
-    translator.end_if_over = end
-    with pytest.raises(OverdueError):
+    with ended_by(end), pytest.raises(OverdueError):
         translator(("one", "en", "de", "text", 1), ["one two"])
     assert len(called) == 1 and pipeline.engine is engine
 
