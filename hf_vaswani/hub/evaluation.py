@@ -212,8 +212,8 @@ def plot_curve(
     sets = list(dict.fromkeys(name for line in validations for name in line.sets or ()))
     for panel, name in zip(panels, names, strict=True):
         panel.set_title("Loss" if name == "loss" else f"Validation {measure_of(name).title}")
-        for part, color in zip(sets or [None], cycle(SETS), strict=False):
-            scores = [line.scores if part is None else (line.sets or {}).get(part, {}) for line in validations]
+        for part, color in zip(sets or [""], cycle(SETS), strict=False):
+            scores = [(line.sets or {}).get(part, {}) if part else line.scores for line in validations]
             points = [(line.step, each.get(name)) for line, each in zip(validations, scores, strict=True)]
             _plot(panel, points, color, ".", part or ("validation" if name == "loss" else None))
     panels[0].set_ylabel(unit)
