@@ -12,67 +12,46 @@ from ..conftest import ROOT, tiny_recipe
 from .conftest import FILES
 from .sharded import LAYERS, tied_model
 
+TWO_NODES = ["--main_process_ip", "first.example", "--machine_rank", "1"]
+STATIC = {"nnodes": "2", "node_rank": 1, "rdzv_backend": "static", "rdzv_endpoint": "first.example:29500"}
+
 
 @pytest.mark.parametrize(
-    ("name", "kind", "processes", "machines"),
+    ("name", "kind", "arguments", "torchrun", "precision"),
     [
-        ("single_gpu", "NO", 1, 1),
-        ("ddp_8_gpus", "MULTI_GPU", 8, 1),
-        ("two_nodes", "MULTI_GPU", 16, 2),
-        ("fsdp2", "FSDP", 8, 1),
+        ("single_gpu", "NO", ["--gpu_ids", "3"], None, "bf16"),
+        ("ddp_8_gpus", "MULTI_GPU", [], {"nproc_per_node": "8", "nnodes": "1:1"}, "bf16"),
+        ("ddp_8_gpus", "MULTI_GPU", ["--num_processes=4", "--mixed_precision=no"], {"nproc_per_node": "4"}, "no"),
+        ("two_nodes", "MULTI_GPU", TWO_NODES, STATIC | {"nproc_per_node": "8"}, "bf16"),
+        ("fsdp2", "FSDP", [], {"nproc_per_node": "8"}, "bf16"),
     ],
 )
-def test_accelerate_reads_each_file(name, kind, processes, machines) -> None:
-    """Its own loader, which refuses keys that it does not know."""
+def test_accelerate_starts_what_each_file_says(launch, name, kind, arguments, torchrun, precision) -> None:
+    """Its own loader refuses keys that it does not know."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    config = load_config_from_file(str(FILES[name]))
-    assert (config.distributed_type.value, config.num_processes, config.num_machines) == (kind, processes, machines)
-    assert config.mixed_precision == "bf16"
+    assert load_config_from_file(str(FILES[name])).distributed_type.value == kind
+    launched = launch(name, *arguments)
+    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == precision
+    assert ("ACCELERATE_USE_FSDP" in launched.environment) == (kind == "FSDP")
+    if torchrun is None:
+        assert launched.torchrun is None and launched.environment["CUDA_VISIBLE_DEVICES"] == "3"
+        assert launched.command == [sys.executable, "train.py", "configs/my.yaml", "--seed=2"]
+    else:
+        assert torchrun.items() <= vars(launched.torchrun).items()
+        assert launched.torchrun.training_script == "train.py"
+        assert launched.torchrun.training_script_args == ["configs/my.yaml", "--seed=2"]
 
 
 def test_no_file_is_left_out() -> None:
     assert set(FILES) == {"single_gpu", "ddp_8_gpus", "two_nodes", "fsdp2"}
 
 
-def test_one_gpu_is_one_process_and_no_torchrun(launch) -> None:
-    launched = launch("single_gpu", "--gpu_ids", "3")
-    assert launched.torchrun is None
-    assert launched.command == [sys.executable, "train.py", "configs/my.yaml", "--seed=2"]
-    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    assert launched.environment["ACCELERATE_USE_CPU"] == "False"
-    assert launched.environment["CUDA_VISIBLE_DEVICES"] == "3"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--num_processes", "4", "--mixed_precision", "no"]])
-def test_eight_gpus_are_eight_processes_of_one_machine(launch, arguments) -> None:
-    launched = launch("ddp_8_gpus", *arguments)
-    assert launched.torchrun.nproc_per_node == ("4" if arguments else "8")
-    assert launched.torchrun.nnodes == "1:1"
-    assert launched.torchrun.training_script == "train.py"
-    assert launched.torchrun.training_script_args == ["configs/my.yaml", "--seed=2"]
-    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == ("no" if arguments else "bf16")
-    assert "ACCELERATE_USE_FSDP" not in launched.environment
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_two_nodes_are_eight_processes_on_each(launch, rank) -> None:
-    launched = launch("two_nodes", "--main_process_ip", "first.example", "--machine_rank", str(rank))
-    torchrun = launched.torchrun
-    assert (torchrun.nnodes, torchrun.nproc_per_node, torchrun.node_rank) == ("2", "8", rank)
-    assert (torchrun.rdzv_backend, torchrun.rdzv_endpoint) == ("static", "first.example:29500")
-    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-
-
 def test_fsdp2_shards_the_layers(launch, monkeypatch) -> None:
     """From the launcher's environment, Accelerate's plugin in the process reads version, layers and kind of state."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    launched = launch("fsdp2")
-    assert launched.torchrun.nproc_per_node == "8"
-    assert launched.environment["ACCELERATE_USE_FSDP"] == "true"
-    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    for name, value in launched.environment.items():
+    for name, value in launch("fsdp2").environment.items():
         if name.startswith("FSDP_"):
             monkeypatch.setenv(name, value)
     plugin = FullyShardedDataParallelPlugin()

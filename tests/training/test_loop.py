@@ -315,8 +315,10 @@ def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path,
     assert "mixed_precision auto" not in caplog.text
 
 
-@pytest.mark.parametrize(("precision", "plain"), [("bf16", True), ("no", False)])
-def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_state, precision, plain) -> None:
+@pytest.mark.parametrize(("precision", "has_instructions"), [("bf16", True), ("bf16", False), ("no", False)])
+def test_bf16_on_a_cpu_attends_by_plain_products_and_keeps_its_weights_in_fp32(
+    tmp_path, monkeypatch, capsys, new_state, precision, has_instructions
+) -> None:
     calls, attention = [], modeling_vaswani.eager_attention_forward
 
     def spy(module, *args, **kwargs):
@@ -324,21 +326,14 @@ def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_stat
         return attention(module, *args, **kwargs)
 
     monkeypatch.setattr(modeling_vaswani, "eager_attention_forward", spy)
-    run = tmp_path / "run"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_instructions}, raising=False)
+    run, is_bf16 = tmp_path / "run", precision == "bf16"
     assert train(tmp_path, run, mixed_precision=precision, max_steps=1) == 0
-    assert bool(calls) == plain
+    assert {autocast for training, autocast in calls if training} == ({True} if is_bf16 else set())
     assert json.loads((run / "environment.json").read_text())["mixed_precision"] == precision
     assert {weight.dtype for weight in weights(run / "checkpoint-1").values()} == {torch.float32}
-    assert {autocast for training, autocast in calls if training} == ({True} if plain else set())
-
-
-@pytest.mark.parametrize("has_them", [False, True])
-def test_bf16_on_a_cpu_without_instructions_for_it_is_reported(
-    tmp_path, monkeypatch, capsys, new_state, has_them
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_them}, raising=False)
-    assert train(tmp_path, tmp_path / "run", mixed_precision="bf16", max_steps=1) == 0
-    assert ("no instructions for bfloat16" in "".join(capsys.readouterr())) != has_them
+    is_reported = "no instructions for bfloat16" in "".join(capsys.readouterr())
+    assert is_reported == (is_bf16 and not has_instructions)
 
 
 @pytest.mark.parametrize(
@@ -445,21 +440,6 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     ]
     assert train(folder, run, scored=True, max_steps=8) == 0
     assert (run / "checkpoint-8").is_dir()
-
-
-def test_a_full_disk_in_the_log_is_named(tmp_path, capsys, monkeypatch) -> None:
-    import builtins
-
-    from hf_vaswani import files
-
-    def full(path, *arguments, **keywords):
-        if str(path).endswith("training.jsonl"):
-            raise OSError(28, "No space left on device")
-        return builtins.open(path, *arguments, **keywords)
-
-    monkeypatch.setattr(files, "open", full, raising=False)
-    assert train(tmp_path, tmp_path / "run", log_every=1) == 2
-    assert f"{tmp_path / 'run' / 'training.jsonl'} could not be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["/proc/run", "a file/deep/run"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
 from transformers import MarianTokenizer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -26,11 +25,12 @@ from hf_vaswani.translation.loading import load_translator
 
 from ..campaign.verbs import on_the_hub
 from ..children import End, run
-from ..conftest import THREADS, dear, tiny_recipe, write_pairs
+from ..conftest import THREADS, dear, write_pairs
 from ..conversion.fairseq_folders import simple_folder
 from ..conversion.marian_folders import marian_folder, npz_folder, spms  # noqa: F401
 from ..hub_server import HubServer
 from ..networks import tiny_model
+from .runs import weights
 
 
 def adaptation(folder: Path, start: Path | str, *, scored: bool = False) -> list[str]:
@@ -51,10 +51,6 @@ def adaptation(folder: Path, start: Path | str, *, scored: bool = False) -> list
 def adapt(folder: Path, start: Path | str, *more: str, run: str = "run", scored: bool = False) -> int:
     """Continues from a model by [`adaptation`]."""
     return main(["train", *adaptation(folder, start, scored=scored), "--run_dir", str(folder / run), *more])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
 
 
 def resolved(run: Path) -> dict:
@@ -311,16 +307,6 @@ def test_a_foreign_model_continues_on_its_own_pieces(spms, tmp_path) -> None:  #
     assert (tmp_path / "run" / "model" / TARGET_FILE).is_file()
 
 
-def test_a_part_is_frozen_without_a_start(tmp_path) -> None:
-    run = ["--run_dir", str(tmp_path / "run"), "--training.freeze=[encoder]"]
-    weights_at = []
-    for step in (1, 8):
-        assert main(["train", *tiny_recipe(tmp_path, max_steps=step, save_every=1, average_last=1), *run]) == 0
-        weights_at.append(weights(tmp_path / "run" / f"checkpoint-{step}"))
-    one, eight = weights_at
-    assert all(torch.equal(one[name], eight[name]) == (part_of(name) == "encoder") for name in one)
-
-
 @pytest.mark.parametrize("switches", [["encoder"], ["embeddings"], ["decoder", "embeddings"]], ids="-".join)
 def test_frozen_parts_stay_and_the_others_learn(tmp_path, tiny_run, switches) -> None:
     more = ["--training.optimizer=muon", "--training.ema_decay=0.5", "--training.weight_decay=0.1"]
@@ -356,20 +342,13 @@ def test_another_start_is_the_only_difference_that_is_named(tiny_run, tmp_path, 
     assert f"initialize.from is {str(tiny_run)!r} there and {str(other)!r} here. " in capsys.readouterr().err
 
 
-def damaged(folder: Path) -> Path:
-    shutil.copytree(folder, folder.parent / "damaged", dirs_exist_ok=True)
-    (folder.parent / "damaged" / "model.safetensors").write_bytes(b"no weights")
-    return folder.parent / "damaged"
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["--initialize.from=nowhere"], "initialize.from is 'nowhere', which does not exist"),
         (["--initialize.from=no/where"], "neither a local folder nor a model on the Hub"),
-        (["--initialize.from=EMPTY"], "The format of"),
-        (["--initialize.from=DAMAGED"], "initialize.from is"),
-        (["--initialize.from=DAMAGED"], "model.safetensors"),
+        (["--initialize.from=FOLDER/empty"], "The format of"),
+        (["--initialize.from=FOLDER/damaged"], "damaged/model.safetensors"),
         (["--initialize.revision=v1"], "initialize.revision v1 has no use: "),
         (
             ["--initialize.from=no/where@v1", "--initialize.revision=v2"],
@@ -388,9 +367,10 @@ def damaged(folder: Path) -> Path:
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, capsys, more, words) -> None:
     (tmp_path / "empty").mkdir()
-    shutil.copytree(tiny_run / "model", tmp_path / "model")
-    more = [word.replace("EMPTY", str(tmp_path / "empty")) for word in more]
-    more = [word.replace("DAMAGED", str(damaged(tmp_path / "model")) if "DAMAGED" in word else "") for word in more]
+    for name in ("model", "damaged"):
+        shutil.copytree(tiny_run / "model", tmp_path / name)
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    more = [word.replace("FOLDER", str(tmp_path)) for word in more]
     capsys.readouterr()
     assert adapt(tmp_path, tmp_path / "model", *more) == 2
     said = capsys.readouterr().err
