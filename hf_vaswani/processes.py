@@ -23,7 +23,7 @@ from .memory import keep_freed_memory, limit_kernel_cache
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
 
-    from .recipe import Recipe, TrainingRecipe
+    from .recipe import TrainingRecipe
 
 # Accelerate is imported where it is needed: translating in a single process does without it.
 
@@ -255,12 +255,15 @@ def _error_of(kind: str, text: str) -> Exception:
 # ---- Training ----------------------------------------------------------------------------------------------------
 
 
-def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device], str]) -> "Accelerator":
+def build_accelerator(
+    training: "TrainingRecipe", run_dir: str, choose_precision: Callable[[torch.device], str]
+) -> "Accelerator":
     """
     Joins the processes of a training, with the recipe's precision, compiler and trackers.
 
     Args:
-        recipe ([`Recipe`]): the experiment.
+        training ([`TrainingRecipe`]): the section `training` of the recipe.
+        run_dir (`str`): folder of the run.
         choose_precision (`Callable`): chooses the precision of `auto`, called in process 0 with its device.
 
     Returns:
@@ -273,7 +276,6 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration, TorchDynamoPlugin
 
-    training = recipe.training
     _check_precision(training)
     _check_launch_type()
     limit_kernel_cache()
@@ -287,7 +289,7 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
         log_with=training.trackers or None,
         # One graph for all lengths: compiled for each of them, it would never stop compiling.
         dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if training.compile else None,
-        project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+        project_config=ProjectConfiguration(project_dir=run_dir),
         step_scheduler_with_optimizer=False,
     )
     if accelerator.distributed_type.value not in LAUNCH_TYPES:

@@ -12,8 +12,7 @@ import torch
 
 from hf_vaswani import processes
 from hf_vaswani.processes import Processes, build_accelerator, close_process_group, on_main_process
-from hf_vaswani.recipe import Recipe
-from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.recipe import TrainingRecipe
 
 from .children import Child, free_port, run, run_launched, run_python, worlds
 from .conftest import tiny_recipe
@@ -43,8 +42,8 @@ def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) ->
     assert processes.RENDEZVOUS_TIMEOUT.total_seconds() <= 600 < processes.TRAINING_TIMEOUT.total_seconds()
     program = (
         "import time; from datetime import timedelta; from hf_vaswani import processes; "
-        "from hf_vaswani.recipe import Recipe; processes.RENDEZVOUS_TIMEOUT = timedelta(seconds=4); "
-        "accelerator = processes.build_accelerator(Recipe(), str); "
+        "from hf_vaswani.recipe import TrainingRecipe; processes.RENDEZVOUS_TIMEOUT = timedelta(seconds=4); "
+        "accelerator = processes.build_accelerator(TrainingRecipe(), 'run', str); "
         "print(processes.on_main_process(accelerator, lambda: time.sleep(5) or 7))"
     )
     ends = run_launched(tmp_path, run_python, ["-c", program])
@@ -135,14 +134,14 @@ def test_translating_in_one_process_needs_no_accelerate() -> None:
 
 
 @pytest.fixture
-def tiny(tmp_path) -> Recipe:
-    return load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run"), "--training.cpu_threads=3"])
+def tiny() -> TrainingRecipe:
+    return TrainingRecipe(cpu_threads=3)
 
 
 def test_a_training_has_the_threads_of_its_recipe(tiny) -> None:
     before = torch.get_num_threads()
     try:
-        build_accelerator(tiny, str)
+        build_accelerator(tiny, "run", str)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -205,7 +204,7 @@ def test_other_launches_are_refused_by_name(tiny, monkeypatch, variable, value, 
     launched = SimpleNamespace(num_processes=1, distributed_type=SimpleNamespace(value="XLA"))
     monkeypatch.setattr("accelerate.Accelerator", lambda **_: launched)
     with pytest.raises(ValueError, match=words):
-        build_accelerator(tiny, str)
+        build_accelerator(tiny, "run", str)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_several_processes_compute_on_whatever_the_machine_has(tiny, monkeypatch
 
     monkeypatch.setattr("accelerate.PartialState", alone)
     monkeypatch.setattr(processes, "end_with_launcher", lambda: None)
-    for join in (lambda: build_accelerator(tiny, str), Processes):
+    for join in (lambda: build_accelerator(tiny, "run", str), Processes):
         with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
             join()
     assert asked == [on_cpu] * 2

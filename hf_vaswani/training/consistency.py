@@ -17,7 +17,7 @@ from ..model.kernels_vaswani import (
     type_of_products,
 )
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, smoothed_cross_entropy
-from ..recipe import Recipe
+from ..recipe import TrainingRecipe
 
 
 class Consistency(NamedTuple):
@@ -44,13 +44,13 @@ class TwoPasses:
     Makes batches that have every pair twice, and computes the loss of `training.simcut` or `training.r_drop`.
 
     Args:
-        recipe ([`Recipe`]): the experiment.
+        training ([`TrainingRecipe`]): with `simcut` or `r_drop`, or neither.
+        seed (`int`): seed of the run, from which tokens are cut off.
         model ([`VaswaniForConditionalGeneration`]): the model, not wrapped.
     """
 
-    def __init__(self, recipe: Recipe, model: VaswaniForConditionalGeneration) -> None:
-        training = recipe.training
-        self.seed, self.simcut, self.model = recipe.seed, training.simcut, model
+    def __init__(self, training: TrainingRecipe, seed: int, model: VaswaniForConditionalGeneration) -> None:
+        self.seed, self.simcut, self.model = seed, training.simcut, model
         self.consistency: Consistency | None = None
         if training.simcut is not None:
             # Gao et al. (2022), equation 6: the second pass is that of the pairs with embeddings cut off.

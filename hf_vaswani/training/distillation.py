@@ -10,11 +10,10 @@ other direction, and at last the pairs, which a training reads as its text.
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_
 from ..metrics import score, sentence_scorer
 from ..model.sentences_vaswani import longest_source
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
+from ..run_folder import unchangeable
 from ..translation.backtranslation import settings_of
 from ..translation.batches import log_probabilities
 from ..translation.growing_file import GrowingFile
@@ -37,8 +37,6 @@ PAIRS = "pairs"
 RECORD = "record.json"
 # Scores of the teacher.
 SCORES = "teacher.json"
-# Keys of the recipe that the pairs depend on.
-KEYS = ("model", "text", "num_beams", "n_best", "choose", "backward_model", "drop_worst")
 
 
 # ---- The text of the student -------------------------------------------------------------------------------------
@@ -75,7 +73,7 @@ def with_teacher_text(recipe: Recipe) -> Recipe:
         raise ValueError(f"{error} {advice}") from error
     if damage:
         raise ValueError(f"{damage}. {advice}")
-    names = [f"teacher.{key}" for key in KEYS] + ["sources"] * (not _has_teacher_text(recipe))
+    names = [name for name in given if name != "sources" or not _has_teacher_text(recipe)]
     if different := [name for name in names if recorded.get(name) != given[name]]:
         changes = ", ".join(f"{name} was {recorded.get(name)!r} and is {given[name]!r}" for name in different)
         raise ValueError(f"{place} has translations of other settings: {changes}. {advice}")
@@ -110,9 +108,7 @@ def pairs_settings(recipe: Recipe) -> dict[str, Any]:
     keys = ["source_language", "target_language", "dataset", "dataset_config", "train_split", "train_files"]
     keys += ["source_column", "target_column"]
     sources = [{key: getattr(part, key) for key in keys} for _, part in named_parts(recipe)]
-    settings = {f"teacher.{key}": value for key, value in asdict(recipe.teacher).items() if key in KEYS}
-    settings["teacher.model"] = [os.path.normpath(name) for name in teacher_names(recipe.teacher)]
-    settings["teacher.n_best"] = size_of_lists(recipe.teacher)
+    settings = {key: value for key, value in unchangeable(recipe).items() if key.startswith("teacher.")}
     found: dict[str, Any] = json.loads(json.dumps(settings | {"sources": sources}))
     return found
 
@@ -321,18 +317,16 @@ class Steps:
             "evaluation.tokenize": scoring.tokenize,
             "evaluation.lowercase": scoring.lowercase,
         }
-        return self._table("chosen.tsv", settings, Choice.COLUMNS)
+        return self._file("chosen.tsv", settings, Choice.COLUMNS)
 
     def scored(self, model: str) -> GrowingFile:
         """Returns the file of the third step, once the second one is complete; `model` is a digest."""
         settings = {"chosen": digest(self._path("chosen.tsv")), "teacher.backward_model": model}
-        return self._table("scored.tsv", settings, BackwardScore.COLUMNS)
-
-    def _table(self, name: str, settings: dict[str, Any], columns: Sequence[str]) -> GrowingFile:
-        return self._file(name, settings, (self.part.source_language, self.part.target_language, *columns))
+        return self._file("scored.tsv", settings, BackwardScore.COLUMNS)
 
     def _file(self, name: str, settings: dict[str, Any], columns: Sequence[str] = ()) -> GrowingFile:
-        return GrowingFile(self._path(name), settings, "teacher.folder", columns)
+        languages = (self.part.source_language, self.part.target_language)
+        return GrowingFile(self._path(name), settings, "teacher.folder", (*languages, *columns) if columns else ())
 
     def _path(self, name: str) -> Path:
         return teacher_folder(self.recipe) / f"{self.name}.{name}"

@@ -116,7 +116,7 @@ def train(recipe: Recipe) -> Result:
         "checkpoint of the current update. The same command again resumes from the last checkpoint."
     )
     with ends_after_sigterm(late), stopped_by_sigterm(text), _lost_processes_as_os_error():
-        accelerator = build_accelerator(recipe, partial(_precision_of_auto, recipe))
+        accelerator = build_accelerator(recipe.training, recipe.run_dir, partial(_precision_of_auto, recipe))
         result = on_main_process(accelerator, _result_if_complete, recipe)
         if result is not None:
             on_main_process(accelerator, _complete, recipe, accelerator, result)
@@ -282,7 +282,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     training, accelerator = run.recipe.training, run.accelerator
     last = state.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, state.step)
     updates = run.updates.after(state.position)
-    passes = TwoPasses(run.recipe, state.model)
+    passes = TwoPasses(training, run.recipe.seed, state.model)
     if state.step == 0 and run.recipe.initialize.from_ is not None and "validation" in run.sets:
         # The curves begin with the scores of the model that the run starts from.
         validate(run, state.eval_model(), 0)

@@ -194,12 +194,7 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
     adapters = None
     if training.adapter is not None:
         adapters = attach_adapters(model, training.adapter, run.folder / START)
-    count = accelerator.num_processes
-    trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
-    logger.info(
-        f"{total:,} parameters{f' ({trained:,} of them trained)' if trained < total else ''}, "
-        f"{count} process{'es' if count > 1 else ''} on {accelerator.device}"
-    )
+    _log_size(model, accelerator)
     if training.simcut is not None and isinstance(model, VaswaniForConditionalGeneration):
         check_padding(model)
     if training.gradient_checkpointing:
@@ -234,14 +229,22 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
         # Accelerate saves and loads everything but the weights.
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: weights.clear())
         accelerator.register_load_state_pre_hook(lambda models, folder: models.clear())
-    recorded = None
     if resume is not None:
         _load_checkpoint(run, state, resume)
-        recorded = resume.progress.validations
+    recorded = None if resume is None else resume.progress.validations
     on_main_process(accelerator, forget_after, run.folder, state.step, training, recorded)
     if resume is not None:
         on_main_process(accelerator, remove_old_checkpoints, run.folder, training)
     return state
+
+
+def _log_size(model: VaswaniPreTrainedModel, accelerator: Accelerator) -> None:
+    count = accelerator.num_processes
+    trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
+    logger.info(
+        f"{total:,} parameters{f' ({trained:,} of them trained)' if trained < total else ''}, "
+        f"{count} process{'es' if count > 1 else ''} on {accelerator.device}"
+    )
 
 
 # ---- Sharding ----------------------------------------------------------------------------------------------------

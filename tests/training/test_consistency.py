@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.batching import PairCollator
-from hf_vaswani.recipe import RDropRecipe, Recipe, SimCutRecipe, TrainingRecipe
+from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import consistency
 from hf_vaswani.training.consistency import TwoPasses, check_padding, loss_of_two_passes, uniform
 
@@ -22,13 +22,13 @@ def made_batch() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return batch, batch.pop("numbers")
 
 
-def recipe(**training) -> Recipe:
-    return Recipe(training=TrainingRecipe(**training))
+def two_passes(model: nn.Module, **training: Any) -> TwoPasses:
+    return TwoPasses(TrainingRecipe(**training), 1, model)
 
 
 def test_without_either_the_batch_is_left_as_it_is() -> None:
     batch, numbers = made_batch()
-    passes = TwoPasses(recipe(), tiny_model())
+    passes = two_passes(tiny_model())
     assert passes(batch, numbers, 0) == batch
 
 
@@ -39,7 +39,7 @@ def test_simcut_cuts_source_and_target_of_the_second_pass_only(monkeypatch) -> N
         1, torch.tensor([0]), 0.0
     )
     monkeypatch.setattr(consistency, "uniform", draws)
-    doubled = TwoPasses(recipe(simcut=SimCutRecipe(alpha=3.0, p=0.5)), tiny_model())(batch, numbers, 0)
+    doubled = two_passes(tiny_model(), simcut=SimCutRecipe(alpha=3.0, p=0.5))(batch, numbers, 0)
     bos = tiny_model().config.decoder_start_token_id
     assert doubled["input_ids"].tolist() == [[5, 6, 7, 8, 2], [11, 2, 0, 0, 0], [0, 6, 7, 8, 2], [0, 2, 0, 0, 0]]
     assert doubled["attention_mask"].tolist() == 2 * [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
@@ -55,7 +55,7 @@ def test_simcut_cuts_source_and_target_of_the_second_pass_only(monkeypatch) -> N
 def test_a_cut_token_is_a_zero_embedding_at_its_position() -> None:
     """What the published method does to the embedding vectors, done to the ids."""
     model, (batch, numbers) = tiny_model(), made_batch()
-    doubled = TwoPasses(recipe(simcut=SimCutRecipe(p=0.5)), model)(batch, numbers, 2)
+    doubled = two_passes(model, simcut=SimCutRecipe(p=0.5))(batch, numbers, 2)
     is_cut = doubled["input_ids"][2:] != batch["input_ids"]
     assert is_cut.any() and not is_cut.all()
     vectors = model.get_input_embeddings()(batch["input_ids"]) * ~is_cut[..., None]
@@ -67,7 +67,7 @@ def test_a_cut_token_is_a_zero_embedding_at_its_position() -> None:
 
 def test_r_drop_repeats_the_pairs() -> None:
     batch, numbers = made_batch()
-    doubled = TwoPasses(recipe(r_drop=RDropRecipe(alpha=4.0)), tiny_model())(batch, numbers, 0)
+    doubled = two_passes(tiny_model(), r_drop=RDropRecipe(alpha=4.0))(batch, numbers, 0)
     for name in ("input_ids", "attention_mask", "decoder_input_ids"):
         assert torch.equal(*doubled[name].chunk(2))
 
@@ -76,7 +76,7 @@ def test_a_process_without_a_batch_has_an_update_all_the_same() -> None:
     batch = PairCollator(0)([])
     numbers = batch.pop("numbers")
     model = tiny_model().train()
-    passes = TwoPasses(recipe(simcut=SimCutRecipe()), model)
+    passes = two_passes(model, simcut=SimCutRecipe())
     with passes.loss():
         loss = model(**passes(batch, numbers, 0), num_items_in_batch=5, loss_only=True).loss
     loss.backward()
@@ -146,7 +146,7 @@ def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
     (alpha,) = (each.alpha for each in mode.values())
     expected = formula(*(inputs[0] @ inputs[1].T).chunk(2), labels, alpha, epsilon_ls, items)
     expected.backward()
-    weights = TwoPasses(recipe(**mode), model).consistency
+    weights = two_passes(model, **mode).consistency
     _, loss = loss_of_two_passes(model, weights, states, labels, epsilon_ls, items)
     loss.backward()
     assert loss.dtype == torch.float32
@@ -162,7 +162,7 @@ def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def loss_of(model: nn.Module, mode: dict[str, Any], doubled: dict[str, torch.Tensor]) -> torch.Tensor:
-    with TwoPasses(recipe(**mode), model).loss():
+    with two_passes(model, **mode).loss():
         return model(**doubled, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
 
 
@@ -219,13 +219,13 @@ def test_the_model_has_this_loss_only_while_it_is_trained(mode) -> None:
     """Elsewhere a batch with every pair twice is an error, and the model is what it was."""
     model, data = tiny_model(), with_labels()
     before = {**vars(model)}
-    with pytest.raises(ZeroDivisionError), TwoPasses(recipe(**mode), model).loss():
+    with pytest.raises(ZeroDivisionError), two_passes(model, **mode).loss():
         assert vars(model) != before
         raise ZeroDivisionError
     assert vars(model) == before
     with pytest.raises(ValueError, match="labels has 3 sentences, but the tokens have 6"):
         model(**twice(data), loss_only=True)
-    with TwoPasses(recipe(), model).loss():
+    with two_passes(model).loss():
         assert torch.equal(model(**data, loss_only=True).loss, tiny_model()(**data, loss_only=True).loss)
 
 

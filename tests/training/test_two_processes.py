@@ -163,7 +163,7 @@ def prepared(arguments: list[str]) -> None:
 
     Dataset._map_single = staticmethod(slowly)
     recipe = load_recipe(arguments)
-    run = prepare(recipe, build_accelerator(recipe, str), None)
+    run = prepare(recipe, build_accelerator(recipe.training, recipe.run_dir, str), None)
     print(len(computed), len(run.sets["test"][0].source))
 
 
