@@ -10,7 +10,6 @@ The tokenizer appends `</s>` to a source, so CTranslate2 is configured not to.
 
 import copy
 import logging
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..data.tokenizer import TOKENIZER_FILES
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SEARCH_SETTINGS
@@ -30,7 +28,7 @@ from ..translation.batches import TOKENS_PER_BATCH, to_translate
 from ..translation.lines import Candidates
 from ..translation.shortlist import FILE as SHORTLIST
 from ..translation.shortlist import Shortlist
-from .formats import CTRANSLATE2_ACTIVATIONS, Foreign, Loaded, check_expressible
+from .formats import CTRANSLATE2_ACTIVATIONS, Foreign, Loaded, check_expressible, copy_tokenizer
 from .settings import (
     eos_token_ids,
     fixed_limit,
@@ -53,11 +51,8 @@ MIN_POSITIONS = 2048
 # File beside the weights from which it takes a shortlist.
 VOCABULARY_MAP = "vmap.txt"
 # Arguments of `translate_batch` that a model or a call of an engine brings, or that are CTranslate2's defaults.
-LEFT_OUT = {"return_end_token": True, "use_vmap": False, "suppress_sequences": [], "patience": 1} | {
-    "no_repeat_ngram_size": 0,
-    "repetition_penalty": 1,
-    "length_penalty": 1,
-}
+LEFT_OUT = {"return_end_token": True, "use_vmap": False, "suppress_sequences": [], "no_repeat_ngram_size": 0}
+LEFT_OUT |= dict.fromkeys(("patience", "repetition_penalty", "length_penalty"), 1)
 # Length of a translation, in tokens, at which CTranslate2's length penalty is fitted to GNMT's.
 TYPICAL_LENGTH = 20
 
@@ -209,9 +204,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
         ValueError: The number format is unknown, or CTranslate2 does not support the model.
     """
     write(loaded, folder, quantization)
-    for name in TOKENIZER_FILES:
-        if (loaded.folder / name).is_file():
-            shutil.copyfile(loaded.folder / name, folder / name)
+    copy_tokenizer(loaded, folder)
     model = loaded.model
     written = Ctranslate2Translator(folder, loaded.tokenizer, model.generation_config, model.config)
     notes = [written.advice()]

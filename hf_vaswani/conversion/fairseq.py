@@ -21,7 +21,7 @@ from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .formats import Converted, Foreign, check_sides, check_supported, fill, run_by_transformers
-from .vocabulary import FAIRSEQ_SPECIAL, Vocabulary, join_dictionaries, select_rows
+from .vocabulary import FAIRSEQ_SPECIAL, Vocabulary, join_dictionaries
 
 CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 BOS, PAD, EOS, UNK = range(4)
@@ -371,8 +371,7 @@ def with_our_rows(
     found = {}
     for name, weight in weights.items():
         if name.endswith(("embed_tokens.weight", "output_projection.weight")):
-            rows = vocabulary.source_rows if name.startswith("encoder") else vocabulary.target_rows
-            weight = select_rows(weight, rows)
+            weight = weight[vocabulary.source_rows if name.startswith("encoder") else vocabulary.target_rows]
         if name.endswith("embed_positions.weight"):
             weight = weight[: config.max_position_embeddings]
         found[name] = weight

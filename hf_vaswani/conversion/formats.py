@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.tokenizer import TOKENIZER_FILES
 from ..files import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -284,6 +286,13 @@ class Loaded:
     model: VaswaniForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase
     folder: Path
+
+
+def copy_tokenizer(loaded: Loaded, folder: Path) -> None:
+    """Copies the files of a model's tokenizer to a folder."""
+    for name in TOKENIZER_FILES:
+        if (loaded.folder / name).is_file():
+            shutil.copyfile(loaded.folder / name, folder / name)
 
 
 class Source(Protocol):

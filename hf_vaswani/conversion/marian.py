@@ -8,7 +8,6 @@ connections accordingly.
 import copy
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from .formats import (
     run_by_transformers,
 )
 from .settings import TRANSFORMERS_RULES, ignored_settings
-from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, select_rows, sentencepiece
+from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, sentencepiece
 
 QUANTIZATIONS: tuple[str, ...] = ()
 NAME = "transformers' MarianMTModel"
@@ -108,13 +107,7 @@ def load(path: Path) -> Converted:
     marian = _read_model(path)
     vocabulary, tokenizer, notes = _read_tokenizer(path, marian.config)
     model = from_marian(marian, vocabulary)
-    # Its ids are read as padding where a side has none.
-    pad = marian.config.pad_token_id
-    source_rows, target_rows = (
-        rows.where(rows >= 0, pad) for rows in (vocabulary.source_rows, vocabulary.target_rows)
-    )
-    rows = replace(vocabulary, source_rows=source_rows, target_rows=target_rows)
-    foreign = run_by_transformers(NAME, marian, tokenizer, rows)
+    foreign = run_by_transformers(NAME, marian, tokenizer, vocabulary)
     if (path / "vocab.json").is_file():
         # Its own tokenizer is compared as well.
         foreign.translate = run_by_transformers(NAME, marian, _their_tokenizer(path)).translate
@@ -174,7 +167,7 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
             raise ValueError(f"{source_file} does not contain the token {special[name]}.")
     files = [path / f"{side}.spm" for side in ("source", "target")]
     model_max_length = settings.get("model_max_length") or config.max_position_embeddings
-    return sentencepiece(source, target, files, special, model_max_length=model_max_length)
+    return sentencepiece(source, target, files, special, special["pad_token"], model_max_length=model_max_length)
 
 
 def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
@@ -222,9 +215,9 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
         **{name: _map_ids(id_, vocabulary) for name, id_ in ids.items()},
     )
     weights = {our_name(name): weight for name, weight in marian.state_dict().items() if ".layers." in name}
-    weights["model.encoder.embed_tokens.weight"] = select_rows(encoder.embed_tokens.weight, vocabulary.source_rows)
-    weights["model.decoder.embed_tokens.weight"] = select_rows(decoder.embed_tokens.weight, vocabulary.target_rows)
-    weights["lm_head.weight"] = select_rows(marian.lm_head.weight, vocabulary.target_rows)
+    weights["model.encoder.embed_tokens.weight"] = encoder.embed_tokens.weight[vocabulary.source_rows]
+    weights["model.decoder.embed_tokens.weight"] = decoder.embed_tokens.weight[vocabulary.target_rows]
+    weights["lm_head.weight"] = marian.lm_head.weight[vocabulary.target_rows]
     if config.lm_head_bias:
         weights["lm_head.bias"] = bias
     model = VaswaniForConditionalGeneration(config).eval()

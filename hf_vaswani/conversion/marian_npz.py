@@ -22,7 +22,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .formats import Converted, Foreign, check_supported, fill
 from .marian import MAX_LENGTH
 from .settings import TRANSFORMERS_RULES
-from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, select_rows, sentencepiece
+from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, sentencepiece
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
@@ -264,7 +264,7 @@ def _read_vocabulary(
         # Marian's decoder starts with a vector of zeros, and its padding is masked: a new token serves as both.
         ids.append(of_side | {PAD: len(of_side)})
     special = {"eos_token": EOS, "unk_token": UNK, "pad_token": PAD}
-    return sentencepiece(ids[0], ids[1], files, special, model_max_length=MAX_LENGTH)
+    return sentencepiece(ids[0], ids[1], files, special, PAD, model_max_length=MAX_LENGTH)
 
 
 def _read_ids(path: Path) -> dict[str, int]:
@@ -346,9 +346,9 @@ def _with_our_rows(
     def with_pad(matrix: torch.Tensor) -> torch.Tensor:
         return pad(matrix, (0, 0, 0, 1))
 
-    found["model.encoder.embed_tokens.weight"] = select_rows(with_pad(source), vocabulary.source_rows)
-    found["model.decoder.embed_tokens.weight"] = select_rows(with_pad(target), vocabulary.target_rows)
-    found["lm_head.weight"] = select_rows(with_pad(output), vocabulary.target_rows)
+    found["model.encoder.embed_tokens.weight"] = with_pad(source)[vocabulary.source_rows]
+    found["model.decoder.embed_tokens.weight"] = with_pad(target)[vocabulary.target_rows]
+    found["lm_head.weight"] = with_pad(output)[vocabulary.target_rows]
     # Marian's softmax does not include padding.
     found["lm_head.bias"] = vocabulary.output_bias(pad(bias, (0, 1), value=NEVER))
     config.tie_word_embeddings = not outputs

@@ -8,7 +8,6 @@ import copy
 import io
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -19,11 +18,10 @@ import transformers
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ..data.tokenizer import TOKENIZER_FILES
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.loading import quiet
-from .formats import Foreign, Loaded, Logits, check_expressible
+from .formats import Foreign, Loaded, Logits, check_expressible, copy_tokenizer
 
 with extra("convert"):
     import onnxruntime
@@ -182,9 +180,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     config.__dict__.pop("auto_map", None)
     config.to_json_file(folder / "config.json")
     model.generation_config.save_pretrained(folder)
-    for name in TOKENIZER_FILES:
-        if (loaded.folder / name).is_file():
-            shutil.copyfile(loaded.folder / name, folder / name)
+    copy_tokenizer(loaded, folder)
     notes = ["The graphs compute logits alone: search with them as the manual shows, under Converting."]
     if model.config.position_encoding == "learned":
         notes.append(

@@ -51,8 +51,9 @@ class Vocabulary:
 
     Args:
         tokens (`list[str]`): token of each id.
-        source_rows (`torch.LongTensor` of shape `(vocab_size,)`): row in the source embeddings; -1 without one.
-        target_rows (`torch.LongTensor` of shape `(vocab_size,)`): row in the target embeddings; -1 without one.
+        source_rows (`torch.LongTensor` of shape `(vocab_size,)`): row in the source embeddings. An id that the source
+            does not have has the row of another one.
+        target_rows (`torch.LongTensor` of shape `(vocab_size,)`): row in the target embeddings, in the same way.
         is_target (`torch.BoolTensor` of shape `(vocab_size,)`): True for the ids that a translation may contain; each
             target row has one.
         never (`float`): output bias of all other ids, low enough that they are never generated.
@@ -82,16 +83,11 @@ class Vocabulary:
 
     def output_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """Rearranges the output bias, `(rows,)` -> `(vocab_size,)`."""
-        return bias[self.target_rows.clamp(min=0)].masked_fill(~self.is_target, self.never)
+        return bias[self.target_rows].masked_fill(~self.is_target, self.never)
 
     def logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Rearranges logits, `(..., rows)` -> `(..., vocab_size)`."""
-        return logits[..., self.target_rows.clamp(min=0)] + torch.where(self.is_target, 0.0, self.never)
-
-
-def select_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rearranges embeddings, `(rows, d_model)` -> `(vocab_size, d_model)`; ids whose row is -1 get zeros."""
-    return matrix[rows.clamp(min=0)].masked_fill(rows[:, None] < 0, 0.0)
+        return logits[..., self.target_rows] + torch.where(self.is_target, 0.0, self.never)
 
 
 # ---- SentencePiece -----------------------------------------------------------------------------------------------
@@ -102,6 +98,7 @@ def sentencepiece(
     target: Mapping[str, int],
     files: Sequence[Path],
     special: Mapping[str, str],
+    missing: str,
     **settings: Any,
 ) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
     """
@@ -112,6 +109,7 @@ def sentencepiece(
         source (`Mapping[str, int]`), target (`Mapping[str, int]`): ids of each side; they may be the same.
         files (`Sequence[Path]`): `.spm` files with the pieces of source and target.
         special (`Mapping[str, str]`): special tokens, which both sides share, by their names in transformers.
+        missing (`str`): token whose row has an id on the side that does not have it.
         settings: further arguments of [`PreTrainedTokenizerFast`].
 
     Returns:
@@ -123,7 +121,7 @@ def sentencepiece(
     """
     spm, target_spm = map(read_spm, files)
     tokens, eos, unk = list(special.values()), special["eos_token"], special["unk_token"]
-    vocabulary = join(source, target, spm, tokens, unk)
+    vocabulary = join(source, target, spm, tokens, unk, missing)
     tokenizer = as_fast(sentencepiece_tokenizer(vocabulary, spm, eos, unk), special, **settings)
     notes = []
     if source != target or spm != target_spm:
@@ -151,7 +149,7 @@ def as_fast(tokenizer: Tokenizer, special: Mapping[str, str], **settings: Any) -
 
 
 def join(
-    source: Mapping[str, int], target: Mapping[str, int], spm: Any, special: Sequence[str], unk: str
+    source: Mapping[str, int], target: Mapping[str, int], spm: Any, special: Sequence[str], unk: str, missing: str
 ) -> Vocabulary:
     """
     Joins the vocabularies of source and target.
@@ -160,7 +158,7 @@ def join(
         source (`Mapping[str, int]`), target (`Mapping[str, int]`): ids of each side.
         spm (`ModelProto`): pieces of the source.
         special (`Sequence[str]`): special tokens, which both sides share.
-        unk (`str`): special token for unknown pieces.
+        unk (`str`), missing (`str`): tokens whose rows have pieces without an id, and ids of the other side.
 
     Returns:
         [`Vocabulary`]: ids of the source, then pieces without an id, then ids of the target, if they are others.
@@ -172,11 +170,11 @@ def join(
     names += without_id
     source_size = len(names)
     if target != source:
-        target_rows = [target[name] if name in special and name in target else -1 for name in names]
-        is_target = [row >= 0 for row in target_rows]
+        is_target = [name in special and name in target for name in names]
+        target_rows = [target.get(name if own else missing, 0) for name, own in zip(names, is_target, strict=True)]
         own = sorted((id_, name) for name, id_ in target.items() if name not in special or name not in source)
         names += [name for _, name in own]
-        source_rows += [-1] * len(own)
+        source_rows += [source[missing]] * len(own)
         target_rows += [id_ for id_, _ in own]
         is_target += [True] * len(own)
     tokens = _marked(names, [i < source_size for i in range(len(names))], spm, special)
@@ -373,11 +371,9 @@ def join_dictionaries(
     codes = next((folder / name for name in CODES if (folder / name).is_file()), None)
     if codes is None and (folder / PIECES).is_file():
         joint, wrapped, notes = sentencepiece(
-            source_ids, target_ids, [folder / PIECES] * 2, FAIRSEQ_SPECIAL, **settings
+            source_ids, target_ids, [folder / PIECES] * 2, FAIRSEQ_SPECIAL, missing=UNK, **settings
         )
-        rows = {name: getattr(joint, name) for name in ("source_rows", "target_rows")}
-        rows = {name: each.masked_fill(each < 0, unk) for name, each in rows.items()}
-        return replace(joint, never=NEVER_IN_FAIRSEQ, **rows), wrapped, notes
+        return replace(joint, never=NEVER_IN_FAIRSEQ), wrapped, notes
     symbols = list(dict.fromkeys([*source, *target]))
     tokens = symbols
     if codes is not None:
