@@ -9,7 +9,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -131,11 +130,9 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
-@pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
-def test_an_attention_alone_uses_a_cache_by_each_of_its_names(argument) -> None:
-    attention = VaswaniAttention(tiny_config(), is_causal=True, layer_idx=0)
-    cache = DynamicCache()
-    for _ in range(2):
+def test_an_attention_alone_uses_a_cache_by_each_of_its_names() -> None:
+    attention, cache = VaswaniAttention(tiny_config(), is_causal=True, layer_idx=0), DynamicCache()
+    for argument in NAMES_OF_THE_CACHE:
         attention(torch.randn(1, 1, attention.config.d_model), **{argument: cache})
     assert cache.get_seq_length() == 2
 
@@ -161,10 +158,6 @@ def test_two_caches_are_refused(name) -> None:
     with pytest.raises(TypeError, match="Both cache and past_key_values were given"):
         call(name, cache=DynamicCache(), past_key_values=DynamicCache())
     call(name, cache=None, past_key_values=None)
-    if name != "decoder" and "decoder" in name:
-        same = DynamicCache()
-        call(name, cache=same, past_key_values=same)
-        assert same.get_seq_length() == 6
 
 
 @pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
@@ -242,17 +235,6 @@ def test_keywords_that_somebody_reads_are_taken(name) -> None:
     output = call(name, output_hidden_states=True, output_attentions=True, use_cache=False)
     assert [key for key in output if "hidden_states" in key] and [key for key in output if "attentions" in key]
     assert isinstance(build()(**inputs, return_dict=False), tuple)
-
-
-@pytest.mark.parametrize("name", ["decoder alone", "causal", "model of a decoder", "text classifier of a decoder"])
-def test_segments_of_a_decoder_are_taken_if_there_is_one(name) -> None:
-    if name == "text classifier of a decoder" or name == "model of a decoder":
-        call(name, token_type_ids=torch.zeros_like(IDS))
-        with pytest.raises(ValueError, match="token_type_ids has 1, but the number of segments is 1"):
-            call(name, token_type_ids=torch.ones_like(IDS))
-    elif name == "decoder alone":
-        with pytest.raises(TypeError, match="token_type_ids was given"):
-            call(name, token_type_ids=torch.zeros_like(IDS))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -337,20 +319,6 @@ def test_the_proof_does_not_depend_on_where_it_is_called(kind, unproved) -> None
     assert unproved == {kind}
 
 
-def test_threads_that_generate_at_once_all_learn_of_a_broken_contract(monkeypatch, unproved) -> None:
-    model = tiny_model()
-    forgets_the_cache(VaswaniForConditionalGeneration, monkeypatch)
-
-    def generate(_: int) -> str:
-        try:
-            return str(model.generate(IDS, max_new_tokens=3).tolist())
-        except ImportError:
-            return "refused"
-
-    with ThreadPoolExecutor(4) as threads:
-        assert {*threads.map(generate, range(8))} == {"refused"}
-
-
 def test_a_proof_that_was_interrupted_is_made_again(monkeypatch, unproved) -> None:
     model = tiny_model()
     with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
@@ -425,27 +393,14 @@ def test_a_broken_contract_is_an_error_that_names_the_versions(monkeypatch, unpr
 FILES = sorted((ROOT / "hf_vaswani" / "model").glob("*_vaswani.py"))
 # What the network, its settings and its pipeline are made of, and what types name: without it there is no model.
 NEEDED = {
-    "transformers": {
-        *("BatchEncoding", "Cache", "GenerationConfig", "GenerationMixin", "LogitsProcessorList"),
-        *("MaxLengthCriteria", "Pipeline"),
-        *("PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"),
-        *("StoppingCriteria", "StoppingCriteriaList", "cache_utils", "initialization", "masking_utils"),
-        "modeling_outputs",
-    },
-    "transformers.activations": {"ACT2FN"},
-    "transformers.cache_utils": {"Cache", "DynamicCache", "EncoderDecoderCache"},
-    "transformers.generation": {"GenerationMixin"},
-    "transformers.masking_utils": {"create_bidirectional_mask", "create_causal_mask"},
-    "transformers.modeling_layers": {"GradientCheckpointingLayer"},
-    "transformers.modeling_outputs": {
-        *("BaseModelOutput", "BaseModelOutputWithPastAndCrossAttentions", "CausalLMOutputWithPast", "MaskedLMOutput"),
-        *("Seq2SeqLMOutput", "Seq2SeqModelOutput", "SequenceClassifierOutput", "TokenClassifierOutput"),
-    },
-    "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS", "PreTrainedModel"},
-    "transformers.processing_utils": {"Unpack"},
-    "transformers.utils": {"ModelOutput", "TransformersKwargs", "can_return_tuple", "logging"},
-    "transformers.utils.generic": {"merge_with_config_defaults"},
-    "transformers.utils.output_capturing": {"OutputRecorder", "capture_outputs"},
+    *("ACT2FN", "ALL_ATTENTION_FUNCTIONS", "Cache", "DynamicCache", "EncoderDecoderCache", "GenerationConfig"),
+    *("GenerationMixin", "GradientCheckpointingLayer", "MaxLengthCriteria", "ModelOutput", "OutputRecorder"),
+    *("Pipeline", "PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase", "StoppingCriteria"),
+    *("TransformersKwargs", "Unpack", "can_return_tuple", "capture_outputs", "create_bidirectional_mask"),
+    *("create_causal_mask", "initialization", "logging", "merge_with_config_defaults", "BaseModelOutput"),
+    *("BaseModelOutputWithPastAndCrossAttentions", "CausalLMOutputWithPast", "MaskedLMOutput", "Seq2SeqLMOutput"),
+    *("Seq2SeqModelOutput", "SequenceClassifierOutput", "TokenClassifierOutput"),
+    *("LogitsProcessorList", "PreTrainedTokenizerFast", "StoppingCriteriaList", "modeling_outputs"),
 }
 
 
@@ -471,15 +426,12 @@ def optional_names() -> list[tuple[str, str]]:
     found = {*imported(later=True)}
     found |= {("transformers.generation.logits_process", name) for name in ROW_BY_ROW}
     found |= {("transformers.generation.stopping_criteria", "EosTokenCriteria")}
-    return sorted(found - {(module, name) for module, names in NEEDED.items() for name in names})
+    return sorted(each for each in found if each[1] not in NEEDED)
 
 
 def test_the_import_of_a_model_needs_nothing_but_what_it_is_made_of() -> None:
-    for module, name in imported(later=False):
-        assert name in NEEDED[module], f"{module}.{name}"
-    assert {*optional_names()} >= {
-        ("transformers.generation", "GenerateBeamEncoderDecoderOutput"),
-    }
+    assert {name for _, name in imported(later=False)} <= NEEDED
+    assert ("transformers.generation", "GenerateBeamEncoderDecoderOutput") in optional_names()
 
 
 class Without(ModuleType):

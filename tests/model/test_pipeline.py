@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,27 +201,21 @@ def endless_length(translator: Any, **settings: Any) -> int:
 # ---- What goes in, what comes out --------------------------------------------------------------------------------
 
 
-def test_a_string_gives_a_list_of_one_dict(translator: Any) -> None:
+@pytest.mark.portable
+def test_a_string_gives_a_list_of_one_dict_and_a_list_a_flat_list(translator: Any) -> None:
     assert isinstance(translator, VaswaniTranslationPipeline)
     assert translator("a dog runs") == translation("ein hund rennt")
-
-
-@pytest.mark.portable
-def test_a_list_gives_a_flat_list(translator: Any) -> None:
     assert translator(SENTENCES) == translation(*GERMAN)
     assert translator(["cat"]) == translation("katze")
+    assert list(translator(sentence for sentence in SENTENCES[:0])) == list(translator(KeyDataset([], "en"))) == []
 
 
-def test_several_candidates_of_a_string_are_one_list(translator: Any) -> None:
-    candidates = translator("a dog runs", num_return_sequences=3)
-    assert candidates[0] == {"translation_text": "ein hund rennt"}
-    assert len({candidate["translation_text"] for candidate in candidates}) == 3
-
-
-def test_several_candidates_of_a_list_are_lists(translator: Any) -> None:
-    candidates = translator(SENTENCES, num_return_sequences=2, batch_size=4)
-    assert [len(of_sentence) for of_sentence in candidates] == [2] * len(SENTENCES)
+def test_several_candidates_of_a_string_are_one_list_and_those_of_a_list_are_lists(translator: Any) -> None:
+    candidates = translator(SENTENCES, num_return_sequences=3, batch_size=4)
+    assert [len(of_sentence) for of_sentence in candidates] == [3] * len(SENTENCES)
     assert [of_sentence[0] for of_sentence in candidates] == translation(*GERMAN)
+    assert translator("a dog runs", num_return_sequences=3) == candidates[0]
+    assert len({candidate["translation_text"] for candidate in candidates[0]}) == 3
     assert translator(["cat"], num_return_sequences=2) == [translator("cat", num_return_sequences=2)]
 
 
@@ -238,41 +233,34 @@ def test_lists_in_lists_give_lists_in_lists(translator: Any) -> None:
 def test_other_types_are_refused(translator: Any, wrong: Any) -> None:
     """A list of dicts alone is where transformers would see a chat."""
     kind = type(wrong)
-    with pytest.raises(TypeError, match=rf"^The pipeline takes a str, a list .* but the input is a {kind}\.$"):
-        translator(wrong)
-    for inputs, where in (
-        (["cat", wrong], "item 1 of the list"),
-        ([wrong], "item 0 of the list"),
-        ([["cat"], ["cat", wrong]], "item 1 of the list"),
-        ((item for item in ["cat", wrong]), "a sentence"),
+    for inputs, takes, where in (
+        (wrong, "a str, a list .*", "the input"),
+        (["cat", wrong], "a str", "item 1 of the list"),
+        ([wrong], "a str", "item 0 of the list"),
+        ([["cat"], ["cat", wrong]], "a str", "item 1 of the list"),
+        ((item for item in ["cat", wrong]), "a str", "a sentence"),
     ):
-        with pytest.raises(TypeError, match=rf"^The pipeline takes a str, but {where} is a {kind}\.$"):
+        with pytest.raises(TypeError, match=rf"^The pipeline takes {takes}, but {where} is a {kind}\.$"):
             list(translator(inputs))
+    for mixed, item in ((["cat", ["cat"]], 1), ([["cat"], "cat"], 0), ([[], [["cat"], None]], 0)):
+        with pytest.raises(TypeError, match=f"takes a str, but item {item} of the list is a <class 'list'>"):
+            translator(mixed)
 
 
-@pytest.mark.parametrize(("wrong", "item"), [(["cat", ["cat"]], 1), ([["cat"], "cat"], 0), ([[], [["cat"], None]], 0)])
-def test_a_list_has_texts_or_lists_in_it(translator: Any, wrong: Any, item: int) -> None:
-    with pytest.raises(TypeError, match=f"^The pipeline takes a str, but item {item} of the list is a <class 'list'>"):
-        translator(wrong)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_generator_is_read_lazily(translator: Any, batch_size: int) -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_a_generator_is_read_lazily(translator: Any, split: bool) -> None:
+    texts, german = (["A dog. Cat.", "", TEXT], SPLIT_TEXTS) if split else (SENTENCES, list(map(translation, GERMAN)))
     read = []
 
     def endless() -> Iterator[str]:
         for index in itertools.count():
             read.append(index)
-            yield SENTENCES[index % len(SENTENCES)]
+            yield texts[index % len(texts)]
 
-    answers = translator(endless(), batch_size=batch_size)
-    assert len(read) <= 1
-    assert list(itertools.islice(answers, 3)) == [translation(sentence) for sentence in GERMAN[:3]]
-    assert len(read) <= 3 + 2 * batch_size
-
-
-def test_an_empty_generator_gives_nothing(translator: Any) -> None:
-    assert list(translator(sentence for sentence in SENTENCES[:0])) == []
+    answers = iter(translator(endless(), split_sentences=split, batch_size=2))
+    assert len(read) <= 2 and list(itertools.islice(answers, 3)) == german[:3]
+    # Not more than another batch.
+    assert len(read) <= 6
 
 
 class Sentences(Dataset):
@@ -319,12 +307,6 @@ def test_workers_read_a_dataset(translator: Any, folder: str) -> None:
     assert dataset.read == 0
     assert translator(SENTENCES, num_workers=2, batch_size=2) == translation(*GERMAN)
     assert list(translator((s for s in SENTENCES), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
-
-
-def test_a_key_dataset_is_a_dataset(translator: Any) -> None:
-    rows: Any = [{"en": sentence, "id": index} for index, sentence in enumerate(SENTENCES)]
-    assert list(translator(KeyDataset(rows, "en"))) == [translation(sentence) for sentence in GERMAN]
-    assert list(translator(KeyDataset(rows[:0], "en"))) == []
 
 
 class Column(Sequence[str]):
@@ -402,20 +384,11 @@ def test_no_space_behind_the_mark_of_a_script_without_spaces(model: Any, monkeyp
         assert translator("Cat. Dog. Cat. Dog. Cat. Dog.") == translation(joined)
 
 
-def test_generators_and_datasets_are_split_lazily(translator: Any) -> None:
+SPLIT_TEXTS = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT.rstrip(" "))]
+
+
+def test_datasets_are_split(translator: Any) -> None:
     texts = ["A dog. Cat.", "", TEXT]
-    german = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT.rstrip(" "))]
-    read = []
-
-    def endless() -> Iterator[str]:
-        for index in itertools.count():
-            read.append(index)
-            yield texts[index % len(texts)]
-
-    answers = iter(translator(endless(), split_sentences=True, batch_size=2))
-    assert len(read) <= 2 and list(itertools.islice(answers, 4)) == [*german, german[0]]
-    # Not more than another batch.
-    assert 4 <= len(read) <= 6
 
     class Stream(IterableDataset):
         def __iter__(self) -> Iterator[str]:
@@ -424,7 +397,7 @@ def test_generators_and_datasets_are_split_lazily(translator: Any) -> None:
     rows: Any = [{"en": text} for text in texts]
     for dataset in (Stream(), KeyDataset(rows, "en")):
         for _ in range(2):
-            assert list(translator(dataset, split_sentences=True, batch_size=4)) == german
+            assert list(translator(dataset, split_sentences=True, batch_size=4)) == SPLIT_TEXTS
 
 
 def test_ids_of_sentences_are_not_joined(translator: Any, model: Any) -> None:
@@ -461,57 +434,45 @@ def test_every_sentence_gets_the_tag_of_its_language(model: Any, monkeypatch: py
         assert answer[0]["translation_text"].count("\n") == text.count("\n")
 
 
-def test_every_sentence_gets_the_prefix_and_the_languages(model: Any) -> None:
-    tokenizer = build_tokenizer(MultilingualTokenizer)
-    tokenizer.asked.clear()
-    translator = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="die")
-    translator.prefix = "the "
-    (answer,) = translator("Dog. Cat.", split_sentences=True)
-    assert answer["translation_text"] == "die hund . die katze ."
-    translator("Dog. Cat.", split_sentences=True, tgt_lang="mann", truncation=True)
-    assert tokenizer.asked == [("die", None)] * 2 + [("die", "mann")] * 2
-
-
 # ---- The keywords ------------------------------------------------------------------------------------------------
 
 
-def test_return_tensors_gives_token_ids(translator: Any, folder: str) -> None:
-    (answer,) = translator("a dog", return_tensors=True)
-    assert list(answer) == ["translation_token_ids"]
-    assert answer["translation_token_ids"].tolist() == [PAD, FIRST_TARGET, FIRST_TARGET + 2, EOS]
+def test_return_tensors_gives_token_ids(translator: Any, model: Any) -> None:
     (answer,) = translator("a dog", return_tensors=True, return_text=True)
     assert list(answer) == ["translation_token_ids"]
+    assert answer["translation_token_ids"].tolist() == [PAD, FIRST_TARGET, FIRST_TARGET + 2, EOS]
     assert translator("a dog", return_text=True) == translation("ein hund")
-
-
-def test_a_keyword_of_the_call_wins_over_the_constructor(model: Any) -> None:
+    # A keyword of the call wins over the constructor.
     translator = translate_with(model, return_tensors=True, num_return_sequences=2)
     assert [list(answer) for answer in translator("cat")] == [["translation_token_ids"]] * 2
     assert translator("cat", return_tensors=False, num_return_sequences=1) == translation("katze")
 
 
-def test_clean_up_tokenization_spaces(translator: Any) -> None:
+def test_settings_that_change_no_word(translator: Any, folder: str) -> None:
     assert translator("a cat stop") == translation("ein katze .")
     assert translator("a cat stop", clean_up_tokenization_spaces=True) == translation("ein katze.")
+    assert translator("a dog", return_dict_in_generate=True, output_scores=True) == translation("ein hund")
+    assert pipeline("translation", model=folder, local_files_only=True)("cat") == translation("katze")
 
 
 def test_truncation(model: Any) -> None:
+    for keywords, limit in (
+        ({"truncation": True}, 3),
+        ({"truncation": "longest_first"}, 3),
+        ({"truncation": True}, 9),
+    ):
+        translator = translate_with(model, **keywords)
+        translator.tokenizer.model_max_length = limit
+        # What the model takes is a limit where the tokenizer has none.
+        model.config.max_position_embeddings = 300 if limit == 3 else 3
+        assert translator(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
+        assert translator("a dog runs", truncation=False) == translation("ein hund rennt")
+    # By default, nothing is cut.
+    model.config.max_position_embeddings = 300
     translator = translate_with(model)
     translator.tokenizer.model_max_length = 3
     assert translator("a dog runs") == translation("ein hund rennt")
-    for truncation in (True, "longest_first"):
-        assert translator("a dog runs", truncation=truncation) == translation("ein hund")
-    unlimited = translate_with(model, truncation=True)
-    unlimited.tokenizer.model_max_length = int(1e30)
-    positions, model.config.max_position_embeddings = model.config.max_position_embeddings, 3
-    # What the model takes is a limit where the tokenizer has none.
-    assert unlimited(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
-    assert unlimited("a dog runs", truncation=False) == translation("ein hund rennt")
-    model.config.max_position_embeddings = positions
-    answers = translate_with(model, truncation=True)
-    answers.tokenizer.model_max_length = 3
-    assert answers(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
-    assert answers("a dog runs", truncation=False) == translation("ein hund rennt")
+    assert translator("a dog runs", truncation=True) == translation("ein hund")
 
 
 @pytest.mark.parametrize("batch_size", [2, 4, 100])
@@ -521,14 +482,11 @@ def test_batches_translate_as_single_sentences(translator: Any, batch_size: int)
     assert answers == [translator(sentence)[0] for sentence in SENTENCES]
     groups = [SENTENCES[start : start + batch_size] for start in range(0, len(SENTENCES), batch_size)]
     assert sizes == [sum(bool(sentence) for sentence in group) for group in groups]
-
-
-def test_the_constructor_sets_the_batches(model: Any) -> None:
-    translator = translate_with(model, batch_size=4)
-    for keywords, expected in (({}, [3, 2]), ({"batch_size": 5}, [4, 1])):
-        with batch_sizes(translator) as sizes:
-            assert list(translator(Sentences(), **keywords)) == [translation(sentence) for sentence in GERMAN]
-        assert sizes == expected
+    # The constructor sets them, too.
+    constructed = translate_with(translator.model, batch_size=batch_size)
+    with batch_sizes(constructed) as again:
+        assert list(constructed(Sentences())) == [translation(sentence) for sentence in GERMAN]
+    assert again == sizes
 
 
 def test_batches_need_a_pad_token(model: Any) -> None:
@@ -537,10 +495,6 @@ def test_batches_need_a_pad_token(model: Any) -> None:
     with pytest.raises(ValueError, match="tokenizer without pad_token cannot do batching"):
         translator(SENTENCES, batch_size=2)
     assert translator(SENTENCES) == translation(*GERMAN)
-
-
-def test_a_score_dictionary_of_generate_is_unwrapped(translator: Any) -> None:
-    assert translator("a dog", return_dict_in_generate=True, output_scores=True) == translation("ein hund")
 
 
 def test_assistant_and_tokenizer_reach_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,10 +514,6 @@ def test_token_type_ids_stay_behind(model: Any) -> None:
     assert translator(["cat", "a dog"], batch_size=2) == translation("katze", "ein hund")
 
 
-def test_local_files_only_is_not_a_generation_setting(folder: str) -> None:
-    assert pipeline("translation", model=folder, local_files_only=True)("cat") == translation("katze")
-
-
 # ---- Languages ---------------------------------------------------------------------------------------------------
 
 
@@ -576,26 +526,24 @@ def test_languages_reach_a_multilingual_tokenizer(model: Any, monkeypatch: pytes
     # The target language is the first word, as the tokenizer asked.
     assert [answer["translation_text"].split()[0] for answer in answers] == ["mann", "mann"]
     assert seen["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("mann")
-    assert translator("a dog", tgt_lang="mann")[0] == answers[0]
     forced = translator("a dog", tgt_lang="mann", generation_config=GenerationConfig(num_beams=1))
     assert forced[0]["translation_text"].startswith("mann")
     translator("cat", src_lang="a")
-    assert tokenizer.asked == [("die", "mann")] * 4 + [("a", None)]
-
-
-def test_languages_come_from_the_task(model: Any) -> None:
-    tokenizer = build_tokenizer(MultilingualTokenizer)
+    assert tokenizer.asked == [("die", "mann")] * 3 + [("a", None)]
+    # The task names two, the constructor and the call others.
     tokenizer.asked.clear()
-    translator = pipeline("translation_die_to_mann", model=model, tokenizer=tokenizer)
-    translator("cat")
-    translator("cat", tgt_lang="singt")
-    fixed = pipeline("translation_die_to_mann", model=model, tokenizer=tokenizer, src_lang="a")
-    fixed("cat")
+    by_task = partial(pipeline, "translation_die_to_mann", model=model, tokenizer=tokenizer)
+    by_task()("cat")
+    by_task()("cat", tgt_lang="singt")
+    by_task(src_lang="a")("cat")
     assert tokenizer.asked == [("die", "mann"), ("die", "singt"), ("a", "mann")]
-
-
-def test_languages_mean_nothing_to_other_tokenizers(translator: Any) -> None:
-    assert translator("cat", src_lang="en", tgt_lang="de") == translation("katze")
+    # Each sentence gets the prefix and the languages.
+    tokenizer.asked.clear()
+    translator.prefix = "the "
+    assert translator("Dog. Cat.", split_sentences=True) == translation("die hund . die katze .")
+    translator("Dog. Cat.", split_sentences=True, tgt_lang="mann", truncation=True)
+    assert tokenizer.asked == [("die", None)] * 2 + [("die", "mann")] * 2
+    assert translate_with(model)("cat", src_lang="en", tgt_lang="de") == translation("katze")
 
 
 def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> None:
@@ -706,28 +654,12 @@ def test_a_long_sentence_is_translated_in_pieces(model: Any, monkeypatch: pytest
         assert len(seen) == 1
 
 
-def test_a_sentence_that_may_be_too_long_is_tokenized_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    translator = translate_with(model, longest_sentence=16)
-    kind, seen = type(translator.tokenizer), []
-
-    def spy(self: Any, text: str, *arguments: Any, **keywords: Any) -> Any:
-        seen.append(text)
-        return tokenize(self, text, *arguments, **keywords)
-
-    tokenize = kind.__call__
-    monkeypatch.setattr(kind, "__call__", spy)
-    translator.preprocess("a dog runs and a cat sleeps", longest_sentence=16)
-    assert seen == ["a dog runs and a cat sleeps"]
-
-
 def test_the_pieces_of_a_long_sentence_have_all_its_words(model: Any) -> None:
     words = [SOURCE_WORDS[2 + i % 5] for i in range(96)]
     german = dict(zip(SOURCE_WORDS, TARGET_WORDS, strict=True))
     # The dictionary is learned for five words at a time.
     found = translate_with(model, longest_sentence=16, num_beams=1)(" ".join(words))[0]["translation_text"]
     assert Counter(found.split()).keys() == {german[word] for word in words} and len(found.split()) > 80
-    with pytest.raises(ValueError, match="longest_sentence must be at least 16 tokens, but it is 15"):
-        translate_with(model, longest_sentence=15)
     with pytest.raises(ValueError, match="longest_sentence must be at least 16 tokens, but it is 15"):
         translate_with(model)("cat", longest_sentence=15)
 
@@ -852,23 +784,19 @@ def test_the_beams_of_the_model_are_kept_and_a_config_of_the_call_wins(model: An
     assert len(translator("a dog", num_return_sequences=3, num_beams=3)) == 3
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
 # ---- The model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", -1, torch.device("cpu")])
+@pytest.mark.parametrize("device", ["cpu", -1, torch.device("cpu"), pytest.param("cuda", marks=needs_gpu)])
 def test_the_device(folder: str, device: Any) -> None:
+    """What comes back is on the CPU."""
     translator = pipeline("translation", model=folder, device=device)
-    assert translator.device == translator.model.device == torch.device("cpu")
+    assert translator.device == translator.model.device
+    assert translator.device.type == ("cuda" if device == "cuda" else "cpu")
     (answer,) = translator("cat", return_tensors=True)
     assert answer["translation_token_ids"].device.type == "cpu"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_what_comes_back_from_a_gpu_is_on_the_cpu(folder: str) -> None:
-    translator = pipeline("translation", model=folder, device="cuda")
-    assert translator.model.device.type == "cuda"
-    assert translator([SENTENCES], batch_size=4) == [translation(*GERMAN)]
-    assert translator("cat", return_tensors=True)[0]["translation_token_ids"].device.type == "cpu"
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", torch.bfloat16, torch.float64])
@@ -924,38 +852,6 @@ def test_a_marian_saved_from_the_pipeline_stays_a_marian(translator: Any, folder
 # ---- Many readers ------------------------------------------------------------------------------------------------
 
 
-def jobs(sentences: Sequence[str]) -> list[tuple[Any, dict[str, Any]]]:
-    """Calls that differ in all that a tokenizer or a model could keep from one to the next."""
-    text = ". ".join(sentences).title() + "."
-    calls: list[tuple[Any, dict[str, Any]]] = [(sentence, {}) for sentence in sentences]
-    calls += [(sentence, {"truncation": True}) for sentence in sentences]
-    calls += [(sentence, {"num_beams": 1, "return_tensors": True}) for sentence in sentences]
-    calls += [
-        (list(sentences), {"batch_size": 4}),
-        (list(sentences), {"batch_size": 3, "truncation": True, "num_return_sequences": 2}),
-        ([list(sentences), ["a"]], {"batch_size": 2, "num_beams": 2, "length_penalty": 0.2}),
-        (text, {"split_sentences": True, "batch_size": 2}),
-        (sentences[0], {"num_beams": 3, "num_return_sequences": 3}),
-        (sentences[0], {"max_new_tokens": 2}),
-        (sentences[0], {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=3)}),
-    ]
-    return calls
-
-
-def assert_threads_do_not_meet(translator: Any, calls: list[tuple[Any, dict[str, Any]]]) -> None:
-    def answer(call: tuple[Any, dict[str, Any]]) -> str:
-        inputs, keywords = call
-        return repr(translator(inputs, **keywords))
-
-    translator.tokenizer.model_max_length = 3
-    modes = [module.training for module in translator.model.modules()]
-    assert any(modes)
-    one_by_one = [answer(call) for call in calls]
-    with ThreadPoolExecutor(64) as threads:
-        assert list(threads.map(answer, 4 * calls)) == 4 * one_by_one
-    assert [module.training for module in translator.model.modules()] == modes
-
-
 def test_threads_do_not_meet_in_a_tokenizer(model: Any) -> None:
     translator = translate_with(model)
     translator.tokenizer.model_max_length = 3
@@ -982,7 +878,24 @@ def test_threads_do_not_meet_in_our_model(tiny_run: Path) -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.9
     translator.model.train()
-    assert_threads_do_not_meet(translator, jobs(["one two three", "four", "", "five six", "one one nine"]))
+    translator.tokenizer.model_max_length = 3
+    sentences = ["one two three", "four", "", "five six", "one one nine"]
+    # Calls that differ in all that a tokenizer or a model could keep from one to the next.
+    calls: list[tuple[Any, dict[str, Any]]] = [(sentence, {}) for sentence in sentences]
+    calls += [(sentence, {"truncation": True}) for sentence in sentences]
+    calls += [
+        (list(sentences), {"batch_size": 3, "truncation": True, "num_return_sequences": 2}),
+        ([list(sentences), ["a"]], {"batch_size": 2, "num_beams": 2, "length_penalty": 0.2}),
+        (". ".join(sentences), {"split_sentences": True, "batch_size": 2}),
+        (sentences[0], {"num_beams": 1, "return_tensors": True}),
+        (sentences[0], {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=3)}),
+    ]
+    modes = [module.training for module in translator.model.modules()]
+    one_by_one = [repr(translator(inputs, **keywords)) for inputs, keywords in calls]
+    with ThreadPoolExecutor(64) as threads:
+        found = threads.map(lambda call: repr(translator(call[0], **call[1])), 4 * calls)
+        assert list(found) == 4 * one_by_one
+    assert [module.training for module in translator.model.modules()] == modes
 
 
 @pytest.mark.slow
@@ -1011,13 +924,6 @@ def test_a_pipeline_can_be_copied_and_pickled(translator: Any) -> None:
 
 
 # ---- The task ----------------------------------------------------------------------------------------------------
-
-
-def test_a_task_has_the_prefix_and_settings_of_its_config(model: Any) -> None:
-    model.config.task_specific_params = {"summarization": {"prefix": "a ", "num_beams": 3}}
-    summarizer = hf_vaswani.VaswaniSummarizationPipeline(model, build_tokenizer(), task="summarization")
-    assert summarizer("dog") == [{"summary_text": "ein hund"}]
-    assert summarizer._default_generation_config.num_beams == 3
 
 
 def test_a_stop_sequence_ends_an_answer(translator: Any) -> None:

@@ -44,63 +44,6 @@ def test_a_candidate_ends_at_an_end_token_or_at_its_sentences_limit() -> None:
     assert rules.keep(torch.tensor([1])).shortest_limit == 3
 
 
-def finish(rules: BeamSearchRules, tokens: list[int], length: int = 1, **state) -> tuple[list, ...]:
-    """Offers four candidates of one sentence, with log-probabilities -1, -2, -3 and -4, to two beams."""
-    fresh = {"can_improve": torch.tensor([[True]]), "scores": torch.full((1, 2), MISSING)}
-    fresh |= {"is_finished": torch.tensor([[False, False]])}
-    last = torch.tensor([tokens])
-    log_probs = torch.tensor([[-1.0, -2.0, -3.0, -4.0]])
-    found = rules.finish(
-        **fresh | state, log_probs=log_probs, tokens=last, ends=rules.ends(last, length), length=length
-    )
-    return tuple(tensor[0].tolist() for tensor in found)
-
-
-def test_the_best_finished_hypotheses_are_kept() -> None:
-    tokens = [5, EOS, EOS, EOS]
-    assert finish(rules_of(), tokens) == ([-2.0, -3.0], [True, True], [3, 4])
-    # The first two of four candidates.
-    assert finish(rules_of(finish_candidates="top"), tokens)[:2] == ([-2.0, MISSING], [True, False])
-    kept = {"scores": torch.tensor([[-1.5, -2.5]]), "is_finished": torch.tensor([[True, True]])}
-    assert finish(rules_of(), tokens, **kept) == ([-1.5, -2.0], [True, True], [0, 3])
-    # Nothing is added to a sentence that is done.
-    done = ([-1.5, -2.5], [True, True], [0, 1])
-    assert finish(rules_of(early_stopping=True), tokens, **kept) == done
-    assert finish(rules_of(), tokens, **kept, can_improve=torch.tensor([[False]])) == done
-
-
-def test_cut_hypotheses_are_behind_finished_ones_or_compete_with_them() -> None:
-    assert finish(rules_of(), [5, 6, EOS, 7], length=5) == ([-3.0, -1.0], [True, True], [4, 2])
-    assert finish(rules_of(finish_candidates="top"), [5, 6, EOS, 7], length=5) == ([-1.0, -2.0], [True, True], [2, 3])
-
-
-def may_improve(rules: BeamSearchRules, running: float, finished: list[float], length: int = 1) -> bool:
-    scores = torch.tensor([finished + [MISSING] * (2 - len(finished))])
-    state = {"can_improve": torch.tensor([[True]]), "running_scores": torch.tensor([[running, running - 1]])}
-    found = rules.may_improve(**state, scores=scores, is_finished=scores > MISSING, length=length)
-    assert not rules.may_improve(
-        **state | {"can_improve": torch.tensor([[False]])}, scores=scores, is_finished=scores > MISSING, length=length
-    )
-    return found.item()
-
-
-def test_a_sentence_is_done_when_nothing_better_can_follow() -> None:
-    assert may_improve(rules_of(), -1.0, [])
-    assert may_improve(rules_of(), -1.0, [-2.0])
-    assert not may_improve(rules_of(), -2.0, [-1.0])
-    assert not may_improve(rules_of(), -1.0, [-2.0], length=5)
-    # As many as are returned; for transformers' rule, as there are beams.
-    assert may_improve(rules_of(num_return_sequences=2), -2.0, [-1.0])
-    assert may_improve(rules_of(early_stopping=False), -2.0, [-1.0])
-    assert not may_improve(rules_of(early_stopping=False), -2.0, [-1.0, -1.5])
-
-
-def test_only_never_looks_ahead_and_only_for_a_positive_alpha() -> None:
-    # -2 may become -2 / 5 at the limit of 5 tokens; at 2 tokens it is -1.
-    for alpha, stop, expected in ((1.0, "never", True), (1.0, False, False), (-1.0, "never", False)):
-        assert may_improve(rules_of(alpha=alpha, early_stopping=stop), -2.0, [-0.5, -0.5], length=2) is expected
-
-
 @pytest.mark.parametrize("stop", [False, True, "never"])
 @pytest.mark.parametrize("alpha", [0.0, 0.8, -0.5])
 def test_transformers_decides_the_same_by_its_own_rules(stop, alpha) -> None:

