@@ -356,6 +356,17 @@ def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[s
             ) from error
 
 
+# Formats of rows of text, by the end of a file's name; all but Parquet also with .gz.
+FORMATS = {
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+
+
 # ---- The code of a model -----------------------------------------------------------------------------------------
 
 # End of the names of the files that travel with a model, and the folder that has those of this version.

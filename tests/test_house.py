@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "conversion": {"extras", "files", "model_names", "model", "translation", "data.tokenizer"},
     "visualization": {"extras", "files", "model", "translation"},
     "serving": {"extras", "memory", "model", "translation", "visualization"},
-    "scale": {"files", "records"},
+    "scale": {"files", "records", "translation.growing_file"},
     "removed_tasks": {"model"},
     "version": set(),
     "__init__": {"model", "translation", "conversion", "removed_tasks", "version"},

@@ -16,8 +16,7 @@ from .inputs import check_beam, check_counts, load_translators
 
 if TYPE_CHECKING:
     from ..processes import Processes
-    from ..scale.manifest import Manifest
-    from ..scale.storage import Folder
+    from ..scale.manifest import Folder, Manifest
     from ..scale.worker import TextTranslator
 
 logger = logging.getLogger("hf_vaswani")
@@ -106,8 +105,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translate_table(options: argparse.Namespace) -> None:
     """Translates the column of a table that the options of [`add_table`] give."""
     with extra("scale", "--table"):
-        from ..scale.manifest import SUMMARY
-        from ..scale.storage import Folder
+        from ..scale.manifest import SUMMARY, Folder
     from ..interruption import exclusive, stopped_by_sigterm
     from ..processes import Processes
 
@@ -233,8 +231,7 @@ def _translate_all(
     with bar:
         if options.engine_cluster == "ray":
             from ..scale.cluster import Workers, translate_on_ray
-            from ..scale.manifest import RECORDS
-            from ..scale.storage import Folder
+            from ..scale.manifest import RECORDS, Folder
 
             workers = Workers(options.workers, options.worker_cpus, options.worker_gpus)
             load = partial(load_same, options, manifest.settings.translation)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..extras import extra
-from ..files import split_revision
+from ..files import FORMATS, split_revision
 from ..records import public, public_text
 from .remote import file_name, is_url, opened, remote_size, text_lines
 
@@ -23,9 +23,8 @@ with extra("train"):
 # Only Parquet is parsed by `datasets`. Its reader of tables takes "null" for a missing value and a missing column for
 # an empty one; its reader of JSON accepts any bytes, and some of its errors name no file.
 DELIMITERS = {".tsv": "\t", ".csv": ","}
-JSON = (".jsonl", ".json")
-PARQUET = ".parquet"
-KINDS = (*DELIMITERS, *JSON, PARQUET)
+JSON = tuple(suffix for suffix, name in FORMATS.items() if name == "jsonl")
+KINDS = tuple(FORMATS)
 
 # The types of text in Arrow, as `datasets` names them; it replaces a dictionary by the type of its entries.
 TEXT = ("string", "large_string", "string_view")

@@ -14,8 +14,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from ..records import from_json, to_json
-from .manifest import Manifest, ShardRecord
-from .storage import Folder
+from .manifest import Folder, Manifest, ShardRecord
 from .worker import ShardWorker, TextTranslator
 
 logger = logging.getLogger(__name__)

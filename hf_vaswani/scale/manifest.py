@@ -1,18 +1,124 @@
-"""The record of a translated table: what is translated, how, and which shards are done."""
+"""The folder of a translated table, on any file system, and its record: what is translated, how, and what is done."""
 
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
+from ..files import put_in_place, temporary_name
 from ..records import from_json, public, to_json
-from .shards import Shard, Source
-from .storage import Folder
+from ..translation.growing_file import different_settings
+from .shards import Shard, Source, open_url
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 # Folders of the results.
 DATA, REJECTED, RECORDS = "data", "rejected", "shards"
+# End of the name of a file on another file system until it is whole.
+WRITING = ".writing"
+
+
+class Folder:
+    """
+    A folder to write results to.
+
+    Args:
+        url (`str`): a local path, or a URL that fsspec knows, such as `s3://bucket/folder`.
+
+    Attributes:
+        local (`Path`, *optional*): the folder, if it is on a local disk.
+
+    Raises:
+        ValueError: fsspec does not know the protocol, or needs a package for it that is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.fs, self.path = open_url(url)
+        self.local = Path(self.path) if isinstance(self.fs, LocalFileSystem) else None
+
+    def at(self, name: str) -> str:
+        """Returns the path of a file on the file system of the folder."""
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def sizes(self, part: str = "") -> dict[str, int]:
+        """Returns the sizes in bytes of the finished files in the folder, or in one of its parts, by name."""
+        path = self.at(part) if part else self.path
+        # A listing that was kept would hide what other machines have written since.
+        self.fs.invalidate_cache()
+        if not self.fs.isdir(path):
+            return {}
+        found = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self.fs.ls(path, detail=True)}
+        finished = (name for name in found if not (name.startswith(".") or name.endswith(WRITING)))
+        return {name: int(found[name]["size"] or 0) for name in finished}
+
+    def size(self, name: str) -> int:
+        """Returns the size of a file in bytes."""
+        return int(self.fs.size(self.at(name)))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        if self.fs.exists(self.at(name)):
+            self.fs.rm_file(self.at(name))
+
+    def read_json(self, name: str) -> Any:
+        """
+        Reads a JSON file.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        try:
+            return json.loads(self.fs.cat_file(self.at(name)))
+        except ValueError as error:
+            raise ValueError(f"{self.at(name)} is damaged: {error}.") from error
+
+    def read_all(self, part: str) -> dict[str, bytes]:
+        """Returns the contents of the finished files in a part of the folder, by name."""
+        paths = [self.at(f"{part}/{name}") for name in self.sizes(part)]
+        # Together, because each takes a round trip.
+        found = self.fs.cat(paths) if paths else {}
+        return {path.rpartition("/")[2]: content for path, content in found.items()}
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Writes a JSON file."""
+        with self.writing(name) as file:
+            file.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """
+        Writes a file that appears under its name when it is complete.
+
+        Args:
+            name (`str`): its name in the folder.
+
+        Yields:
+            `Path`: a local file to write, which is moved or uploaded afterwards. If writing fails, it is removed.
+        """
+        if self.local is None:
+            with tempfile.TemporaryDirectory() as temporary:
+                file = Path(temporary) / "file"
+                yield file
+                final = self.at(name)
+                self.fs.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
+                # Some file systems show an upload while it is going on.
+                self.fs.put_file(str(file), final + WRITING)
+                self.fs.mv(final + WRITING, final)
+            return
+        path = Path(self.at(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = temporary_name(path)
+        try:
+            yield file
+            put_in_place(file, path)
+        finally:
+            file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -173,27 +279,18 @@ def check_same(folder: Folder, before: Manifest, sources: list[Source], settings
     Checks that a folder was begun with the same table, models and settings.
 
     Raises:
-        ValueError: it was not; names the first difference.
+        ValueError: it was not; names the differences.
     """
-    begun, now = _flat(to_json(before.settings)), _flat(to_json(settings))
-    begun["number of files"], now["number of files"] = len(before.sources), len(sources)
+    begun, now = (
+        {"number of files": len(table)} | to_json(each)
+        for table, each in ((before.sources, before.settings), (sources, settings))
+    )
     for old, new in zip(before.sources, sources, strict=False):
-        # A file may have been moved; its text counts.
-        begun[f"digest of {new.url}"], now[f"digest of {new.url}"] = old.digest, new.digest
-        # Some file systems have no digest that depends on the text.
-        begun[f"size of {new.url}"], now[f"size of {new.url}"] = old.size, new.size
-    # Settings of a beam that one search lacks follow from its size, which is named first.
-    for key in sorted(begun | now, key=lambda key: None in (begun.get(key), now.get(key))):
-        if begun.get(key) != now.get(key):
-            raise ValueError(
-                f"--output {folder.url} was begun with another {key} ({begun.get(key)}, now {now.get(key)}): give the "
-                "same table, models and options, or name another folder."
-            )
-
-
-def _flat(content: Mapping[str, Any], front: str = "") -> dict[str, Any]:
-    """Returns nested settings by names such as `search.num_beams`."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {front + key: value}
-    return found
+        # A file may have been moved; its text counts. Some file systems have no digest that depends on the text.
+        for key in ("digest", "size"):
+            begun[f"{key} of {new.url}"], now[f"{key} of {new.url}"] = getattr(old, key), getattr(new, key)
+    if changes := different_settings(begun, now):
+        raise ValueError(
+            f"--output {folder.url} was begun with other settings: {changes}. Give the same table, models and "
+            "options, or name another folder."
+        )

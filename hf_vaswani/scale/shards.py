@@ -15,19 +15,10 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.core import url_to_fs
 
-from ..files import split_revision
-from .storage import open_url
+from ..files import FORMATS, split_revision
 
-# Formats by the end of a file's name; all but Parquet also with .gz.
-KINDS = {
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
 # Rows that are read, sorted by length, translated and written together.
 BLOCK = 8192
 # The types of the columns are those of so many rows of JSON.
@@ -60,7 +51,7 @@ class Source:
     @property
     def kind(self) -> str:
         """`"parquet"`, `"jsonl"`, `"csv"` or `"tsv"`."""
-        return KINDS[suffix_of(self.url)]
+        return FORMATS[suffix_of(self.url)]
 
     @property
     def is_compressed(self) -> bool:
@@ -161,6 +152,20 @@ def _name_of(url: str) -> str:
     return url.partition("?")[0] if "://" in url else url
 
 
+def open_url(url: str) -> tuple[Any, str]:
+    """
+    Returns the file system of a path or URL, and the path on it.
+
+    Raises:
+        ValueError: fsspec does not know the protocol, or needs a package for it that is not installed.
+    """
+    try:
+        fs, path = url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{url} cannot be reached: {error}") from error
+    return fs, path
+
+
 # ---- Files -------------------------------------------------------------------------------------------------------
 
 
@@ -205,12 +210,12 @@ def _is_hidden(path: str) -> bool:
 
 
 def _checked(files: list[str], table: str) -> list[str]:
-    known = [file for file in files if suffix_of(file) in KINDS]
-    expected = f"{', '.join(KINDS)}, all but the first also with .gz"
+    known = [file for file in files if suffix_of(file) in FORMATS]
+    expected = f"{', '.join(FORMATS)}, all but the last also with .gz"
     if not known:
         why = f"has no file with a known extension ({expected})" if files else "does not exist, or is empty"
         raise ValueError(f"--table {table} {why}.")
-    kinds = {KINDS[suffix_of(file)] for file in known}
+    kinds = {FORMATS[suffix_of(file)] for file in known}
     if len(kinds) > 1:
         raise ValueError(f"--table {table} has files of several formats ({', '.join(sorted(kinds))}): name one by *.")
     for file in known:

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..records import public, to_json
-from .manifest import Manifest, Settings, ShardRecord
+from .manifest import Folder, Manifest, Settings, ShardRecord
 from .shards import UNKNOWN_TO_PYTHON, Block, Source, blocks, schema_of
-from .storage import Folder
 
 # Scores and translations of a text, best first.
 NBestList = list[tuple[float, str]]

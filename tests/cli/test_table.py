@@ -104,10 +104,10 @@ def test_another_model_or_setting_or_table_is_refused(teacher, tiny_run, table, 
     capsys.readouterr()
     other = write_rows(tmp_path / "other.parquet", [{"en": "one"}])
     for arguments, message in (
-        (command(tiny_run / "model", table, tmp_path / "out"), "was begun with another"),
-        (command(teacher, table, tmp_path / "out", "--num-beams", "1"), "with another search.num_beams ("),
-        (command(teacher, table, tmp_path / "out", "--shard-rows", "7"), "with another shard_rows (20000, now 7)"),
-        (command(teacher, other, tmp_path / "out"), f"with another digest of {other} ("),
+        (command(tiny_run / "model", table, tmp_path / "out"), "was begun with other settings: "),
+        (command(teacher, table, tmp_path / "out", "--num-beams", "1"), "search.num_beams was 2 and is 1"),
+        (command(teacher, table, tmp_path / "out", "--shard-rows", "7"), "shard_rows was 20000 and is 7"),
+        (command(teacher, other, tmp_path / "out"), f"digest of {other} was "),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
@@ -144,7 +144,7 @@ def test_a_dataset_on_the_hub_is_read_at_one_commit(teacher, tmp_path) -> None:
         assert [row["en"] for row in read_output(tmp_path / "out")] == ["one", "two three"]
         found = translate("one", "two three", "four")
         assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
-        assert "was begun with another digest" in found.stderr
+        assert "was begun with other settings: digest" in found.stderr
         assert not hub.unknown
 
 

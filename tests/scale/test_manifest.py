@@ -1,13 +1,13 @@
-"""The record of a translated table."""
+"""The folder of a translated table, whose files appear whole on any file system, and its record."""
 
 import json
 from dataclasses import replace
 
+import fsspec
 import pytest
 
-from hf_vaswani.scale.manifest import MANIFEST, check_same, read_manifest, write_manifest
-from hf_vaswani.scale.shards import describe
-from hf_vaswani.scale.storage import Folder
+from hf_vaswani.scale.manifest import MANIFEST, Folder, check_same, read_manifest, write_manifest
+from hf_vaswani.scale.shards import describe, open_url
 from hf_vaswani.scale.worker import ShardWorker
 
 from .tables import load, manifest, settings, write_rows
@@ -70,10 +70,10 @@ def test_a_damaged_record_is_named(table, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"column": "id"}, r"another column \(en, now id\)"),
-        ({"n_best": 3}, r"another n_best \(None, now 3\)"),
-        ({"translation": {"search": {"num_beams": 5}}}, r"another search\.num_beams \(4, now 5\)"),
-        ({"translation": {}}, r"another search\.num_beams \(4, now None\)"),
+        ({"column": "id"}, "other settings: column was 'en' and is 'id'"),
+        ({"n_best": 3}, "n_best was None and is 3"),
+        ({"translation": {"search": {"num_beams": 5}}}, "num_beams was 4 and is 5"),
+        ({"translation": {}}, "num_beams was 4 and is None"),
     ],
 )
 def test_other_settings_are_refused_by_name(change, message, table, tmp_path) -> None:
@@ -92,12 +92,12 @@ def test_another_table_is_refused_and_a_moved_one_is_not(table, tmp_path) -> Non
     begun, folder = manifest(table), Folder(str(tmp_path))
     moved = describe(str(table.rename(tmp_path / "b.jsonl")))
     check_same(folder, begun, [moved], begun.settings)
-    with pytest.raises(ValueError, match=r"another number of files \(1, now 2\)"):
+    with pytest.raises(ValueError, match="number of files was 1 and is 2"):
         check_same(folder, begun, [moved, moved], begun.settings)
-    with pytest.raises(ValueError, match=r"another size of .*b\.jsonl"):
+    with pytest.raises(ValueError, match=r"size of .*b\.jsonl was"):
         check_same(folder, begun, [replace(moved, size=1)], begun.settings)
     other = replace(moved, digest="SHA-256 0")
-    with pytest.raises(ValueError, match=r"another digest of .*b\.jsonl \(SHA-256 [0-9a-f]{64}, now SHA-256 0\)"):
+    with pytest.raises(ValueError, match=r"digest of .*b\.jsonl was 'SHA-256 [0-9a-f]{64}' and is 'SHA-256 0'"):
         check_same(folder, begun, [other], begun.settings)
 
 
@@ -107,3 +107,68 @@ def test_the_manifest_is_for_people_too(table, tmp_path) -> None:
     content = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert content["shards"][1] == {"source": 0, "start": 84, "first": 5, "rows": 4}
     assert content["settings"]["column"] == "en"
+
+
+# ---- The folder --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "memory"])
+def results(request, tmp_path):
+    if request.param == "local":
+        yield Folder(str(tmp_path / "results"))
+    else:
+        yield Folder("memory://results")
+        fsspec.filesystem("memory").rm("/results", recursive=True)
+
+
+def test_a_file_appears_when_it_is_complete(results) -> None:
+    with results.writing("data/a.txt") as file:
+        file.write_text("half")
+        assert results.sizes("data") == {}
+        file.write_text("whole text")
+    assert results.sizes("data") == {"a.txt": 10} and results.size("data/a.txt") == 10
+    assert set(results.sizes()) == {"data"}
+
+
+def test_a_failure_leaves_the_earlier_file(results) -> None:
+    results.write_json("a.json", {"text": "ü"})
+    with pytest.raises(OSError, match="full"), results.writing("a.json") as file:
+        file.write_text("{")
+        raise OSError("the disk is full")
+    assert results.read_json("a.json") == {"text": "ü"}
+    assert set(results.sizes()) == {"a.json"}
+    results.write_json("a.json", {"text": "new"})
+    assert results.read_json("a.json") == {"text": "new"}
+
+
+def test_a_file_is_removed_once(results) -> None:
+    results.write_json("a.json", {})
+    results.remove("a.json")
+    results.remove("a.json")
+    assert results.sizes() == {}
+
+
+def test_a_damaged_file_is_named(results) -> None:
+    with results.writing("a.json") as file:
+        file.write_text(json.dumps({"a": 1})[:-1])
+    with pytest.raises(ValueError, match=r"a\.json is damaged: .*delimiter"):
+        results.read_json("a.json")
+
+
+def test_another_file_system_gets_a_file_under_a_name_of_its_own_first(monkeypatch) -> None:
+    results = Folder("memory://results")
+    calls = []
+    monkeypatch.setattr(results.fs, "put_file", lambda local, remote: calls.append(("put", remote)))
+    monkeypatch.setattr(results.fs, "mv", lambda before, after: calls.append(("mv", before, after)))
+    with results.writing("data/a.txt") as file:
+        file.write_text("text")
+    assert calls == [
+        ("put", "/results/data/a.txt.writing"),
+        ("mv", "/results/data/a.txt.writing", "/results/data/a.txt"),
+    ]
+
+
+@pytest.mark.parametrize("url", ["nowhere://bucket/folder", "adl://bucket/folder"])
+def test_a_protocol_that_cannot_be_used_is_one_sentence(url) -> None:
+    with pytest.raises(ValueError, match=f"{url} cannot be reached: "):
+        open_url(url)

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.scale import shards
-from hf_vaswani.scale.manifest import Manifest, read_manifest, write_manifest
+from hf_vaswani.scale.manifest import Folder, Manifest, read_manifest, write_manifest
 from hf_vaswani.scale.shards import Source, cut, describe
-from hf_vaswani.scale.storage import Folder
 from hf_vaswani.scale.worker import ShardWorker, TextTranslator
 
 from .tables import load, manifest, read_output, read_rejected, settings, upper, write_rows
