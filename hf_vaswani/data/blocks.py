@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -240,12 +240,13 @@ def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
     return Dataset(encoder.table(numbers, np.zeros_like(numbers)), fingerprint=f"fixed {len(text)}")
 
 
+@dataclass(eq=False)
 class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     """
     A dataset that is indexed by windows of lines from streams: encodes the lines, cuts them into blocks, and makes the
     rows of these. A document ends where its window ends.
 
-    Args:
+    Attributes:
         tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
         objective ([`Objective`]): makes the rows.
         longest (`int`): most tokens of a block, special tokens included.
@@ -253,11 +254,11 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         by_line (`bool`): whether each line is a block.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, objective: Objective, longest: int, seed: int, by_line: bool = False
-    ) -> None:
-        self.tokenizer, self.objective = tokenizer, objective
-        self.longest, self.seed, self.by_line = longest, seed, by_line
+    tokenizer: PreTrainedTokenizerBase
+    objective: Objective
+    longest: int
+    seed: int
+    by_line: bool = False
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
         texts, numbers, rngs = [], [], []

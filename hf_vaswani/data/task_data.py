@@ -321,10 +321,16 @@ class TaskData(ABC):
             )
         collator = PairCollator(tokenizer.pad_token_id, self.row_columns(tokenizer))
         updates: Updates
+        workers = self.data_workers
+        windows: dict[str, Any] = {
+            "size": self.stream_window,
+            "order": order,
+            "collator": collator,
+            "num_workers": workers,
+        }
         if self.streaming:
             encoder = self.window_encoder(tokenizer, order.seed)
-            window = self.stream_window
-            updates = StreamUpdates(sources, self.stream_columns, encoder, window, order, collator, self.data_workers)
+            updates = StreamUpdates(sources=sources, columns=self.stream_columns, encoder=encoder, **windows)
         else:
             text = self.encode_training(sources, tokenizer, labels, order.seed)
             weights = [(count, source.weight) for count, source in zip(text.counts, sources, strict=True)]
@@ -332,10 +338,9 @@ class TaskData(ABC):
             if text.empty or sampler.skipped:
                 logger.warning(f"Skipped: {order.describe_skipped(text.empty, sampler.skipped)}")
             if text.numbers is None:
-                updates = EpochUpdates(text.rows, sampler, collator, self.data_workers)
+                updates = EpochUpdates(text.rows, sampler, collator, workers)
             else:
-                window, numbers = self.stream_window, text.numbers
-                updates = RenewedUpdates(text.rows, numbers, sampler, window, collator, self.data_workers)
+                updates = RenewedUpdates(numbers=text.numbers, sampler=sampler, encoder=text.rows, **windows)
             updates.fingerprint = updates.fingerprint | text.fingerprint
         prefixes = [source.prefix for source in sources]
         # Text without prefixes has the fingerprint that earlier versions gave it.

@@ -76,26 +76,21 @@ class Window:
     rows: np.ndarray = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
 
 
+@dataclass(eq=False)
 class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     """
     A dataset that is indexed by windows and encodes their text.
 
-    Args:
+    Attributes:
         tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
         augmenter ([`TextAugmenter`], *optional*): alters the pairs.
         sources (`Sequence[Source]`): training text on disk, for windows that have only numbers. Pairs are numbered
             from 1 through all sources.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        augmenter: TextAugmenter | None = None,
-        sources: Sequence[Source] = (),
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.augmenter = augmenter
-        self.sources = sources
+    tokenizer: PreTrainedTokenizerBase
+    augmenter: TextAugmenter | None = None
+    sources: Sequence[Source] = ()
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
         tables = []
@@ -128,31 +123,27 @@ class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         return texts
 
 
+@dataclass(kw_only=True)
 class WindowUpdates:
     """
     [`Updates`] over text that comes in windows, which are batched like an epoch.
 
-    Args:
+    Attributes:
         encoder (`torch.utils.data.Dataset`): encodes the windows by which it is indexed, such as [`WindowEncoder`].
+        size (`int`): pairs of a window.
         order ([`BatchOrder`]): token budget, seed and processes.
         collator ([`PairCollator`]): pads the batches.
         num_workers (`int`): processes that encode windows ahead of the training; 0 encodes them in this process.
+        start (`dict[str, Any]`), fingerprint (`dict[str, Any]`): see [`Updates`].
     """
 
-    start: dict[str, Any]
-    fingerprint: dict[str, Any]
-
-    def __init__(
-        self,
-        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
-        order: BatchOrder,
-        collator: PairCollator,
-        num_workers: int = 0,
-    ) -> None:
-        self.encoder = encoder
-        self.order = order
-        self.collator = collator
-        self.num_workers = num_workers
+    encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]]
+    size: int
+    order: BatchOrder
+    collator: PairCollator
+    num_workers: int = 0
+    start: dict[str, Any] = field(init=False)
+    fingerprint: dict[str, Any] = field(init=False)
 
     def windows(self, position: dict[str, Any]) -> Iterator[Window]:
         """Yields the windows from a position on, without end."""
@@ -221,6 +212,7 @@ def _set_up_worker(worker: int) -> None:
 # ---- Epochs over text on disk ------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True)
 class RenewedUpdates(WindowUpdates):
     """
     [`Updates`] epoch after epoch, with the pairs of [`EpochUpdates`], but with new ids in each epoch.
@@ -229,30 +221,17 @@ class RenewedUpdates(WindowUpdates):
     shuffled, and cut into windows of at most `size` pairs, which are batched by their new lengths. A pair whose new
     ids are too long is skipped in that epoch.
 
-    Args:
-        encoder ([`WindowEncoder`] or [`BlockEncoder`]): encodes the text.
+    Attributes:
         numbers (`np.ndarray` of shape `(pairs,)`): number of each pair of the sampler in the text.
         sampler ([`TokenBudgetBatchSampler`]): the pairs with the lengths that they have unaltered, and their weights.
-        size (`int`): pairs of a window.
-        collator, num_workers: as in [`WindowUpdates`].
     """
 
-    start: dict[str, Any] = {"epoch": 0, "window": 0, "update": 0}
+    numbers: np.ndarray
+    sampler: TokenBudgetBatchSampler
 
-    def __init__(
-        self,
-        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
-        numbers: np.ndarray,
-        sampler: TokenBudgetBatchSampler,
-        size: int,
-        collator: PairCollator,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(encoder, sampler.order, collator, num_workers)
-        self.numbers = numbers
-        self.sampler = sampler
-        self.size = size
-        self.fingerprint = lengths_fingerprint(sampler.lengths)
+    def __post_init__(self) -> None:
+        self.start = {"epoch": 0, "window": 0, "update": 0}
+        self.fingerprint = lengths_fingerprint(self.sampler.lengths)
 
     def windows(self, position: dict[str, Any]) -> Iterator[Window]:
         """Yields the windows from a position on: an epoch, and the number of a window in it."""
@@ -321,6 +300,7 @@ class _Reader:
         return text
 
 
+@dataclass(kw_only=True)
 class StreamUpdates(WindowUpdates):
     """
     [`Updates`] over text that is streamed instead of cached: window after window, pass after pass.
@@ -329,29 +309,17 @@ class StreamUpdates(WindowUpdates):
     where it ends, and a pass has each of its pairs exactly once. The other streams are mixed in by weight, and repeat
     independently of it. All processes read the same text.
 
-    Args:
+    Attributes:
         sources (`Sequence[Source]`): sources of the text, whose training text is an `IterableDataset`.
         columns (`tuple[str, str]`): the two text columns; of running text, `text` and `document`.
-        encoder ([`WindowEncoder`] or [`TextWindowEncoder`]), order, collator, num_workers: as in [`WindowUpdates`].
-        size (`int`): pairs of a window, all streams together.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        columns: tuple[str, str],
-        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
-        size: int,
-        order: BatchOrder,
-        collator: PairCollator,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(encoder, order, collator, num_workers)
-        self.sources = sources
-        self.columns = columns
-        self.size = size
-        self.start: dict[str, Any] = {"window": 0, "update": 0, "places": [START] * len(sources)}
-        self.fingerprint: dict[str, Any] = {"streams": [source.description() for source in sources]}
+    sources: Sequence[Source]
+    columns: tuple[str, str]
+
+    def __post_init__(self) -> None:
+        self.start = {"window": 0, "update": 0, "places": [START] * len(self.sources)}
+        self.fingerprint = {"streams": [source.description() for source in self.sources]}
 
     def windows(self, position: dict[str, Any]) -> Iterator[Window]:
         """Yields the windows from a position on: the number of a window, and the positions of all streams."""

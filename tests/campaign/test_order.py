@@ -103,7 +103,12 @@ def test_a_stream_has_every_pair_once_and_goes_on_from_anywhere(campaign) -> Non
         def build() -> StreamUpdates:
             streams = [stream(lengths), *([stream(others)] if others else [])]
             return StreamUpdates(
-                streams, ("source", "target"), WindowEncoder(tokenizer), window, order, PairCollator(0)
+                sources=streams,
+                columns=("source", "target"),
+                encoder=WindowEncoder(tokenizer),
+                size=window,
+                order=order,
+                collator=PairCollator(0),
             )
 
         updates, made = build(), []

@@ -53,7 +53,8 @@ def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple
 
 def streamed(tokenizer, streams: list[Source], size: int = 40, workers: int = 0, augmenter=None, **order: Any):
     encoder, settings = WindowEncoder(tokenizer, augmenter), BatchOrder(**{"tokens_per_batch": 200} | order)
-    return StreamUpdates(streams, SIDES, encoder, size, settings, PairCollator(0), workers)
+    shared = {"size": size, "order": settings, "collator": PairCollator(0), "num_workers": workers}
+    return StreamUpdates(sources=streams, columns=SIDES, encoder=encoder, **shared)
 
 
 def renewed(
@@ -71,7 +72,8 @@ def renewed(
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), settings, [(len(encoded), weight)])
     encoder = WindowEncoder(tokenizer, TextAugmenter(tokenizer, settings.seed, AUGMENT, bpe_dropout=0.2), [source])
     numbers = encoded.with_format("numpy")["number"][:]
-    return RenewedUpdates(encoder, numbers, sampler, size, PairCollator(0), workers)
+    shared = {"size": size, "order": settings, "collator": PairCollator(0), "num_workers": workers}
+    return RenewedUpdates(numbers=numbers, sampler=sampler, encoder=encoder, **shared)
 
 
 def two_streams(tokenizer, **settings: Any) -> StreamUpdates:
