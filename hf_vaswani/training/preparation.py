@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -141,16 +142,12 @@ def _labelled_data(recipe: Recipe, text: str = "text", label: str = "label") -> 
     )
 
 
-def _tagged_data(recipe: Recipe) -> TaskData:
-    return _labelled_data(recipe, "words", "tags")
-
-
 # A new family of tasks is a subclass of `TaskData`, and an entry here.
 TASK_DATA: dict[str, Callable[[Recipe], TaskData]] = {
     **dict.fromkeys(PAIR_TASKS, _pair_data),
     **dict.fromkeys(TEXT_TASKS, _running_text_data),
     "classification": _labelled_data,
-    "tagging": _tagged_data,
+    "tagging": partial(_labelled_data, text="words", label="tags"),
 }
 
 
