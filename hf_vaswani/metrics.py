@@ -27,7 +27,7 @@ class Measure:
         scorer (`Callable`, *optional*): builds an object with the interface of sacreBLEU's metrics (`corpus_score`,
             `sentence_score`, `get_signature`) from `tokenize`, `lowercase` and `is_sentence`, which is true if
             sentences are scored one by one.
-        needs_sources (`bool`): whether both kinds of scores take the source text, too, as `sources`.
+        needs_sources (`bool`): whether the scorer takes the source text, too, as `sources` or `source`.
         is_slow (`bool`): whether only the final test is scored with it, and no validation.
         task (`str`, *optional*): the only task whose texts are scored with it; such a measure has no signature.
     """
@@ -145,7 +145,7 @@ def score(
     references: References,
     tokenize: str = "13a",
     lowercase: bool = False,
-    metrics: Sequence[str] = tuple(METRICS),
+    metrics: Sequence[str] | None = None,
     sources: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """
@@ -157,7 +157,8 @@ def score(
             same order.
         tokenize (`str`): sacreBLEU's tokenizer for BLEU.
         lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
-        metrics (`Sequence[str]`): names of the measures. TER takes a hundred times as long as the others.
+        metrics (`Sequence[str]`, *optional*): names of the measures, by default those of `METRICS`. TER takes a
+            hundred times as long as the others.
         sources (`Sequence[str]`, *optional*): the source text, for measures that need it.
 
     Returns:
@@ -171,7 +172,7 @@ def score(
     _check_lengths({"translations": hypotheses}, references)
     frozen = tuple(each if isinstance(each, str) else tuple(each) for each in references)
     scores, signatures = {}, {}
-    for name in metrics:
+    for name in metrics or METRICS:
         text = tuple(sources or ()) if MEASURES[name].needs_sources else None
         scores[name], signature = _corpus_score(name, tuple(hypotheses), frozen, text, tokenize, lowercase)
         if name in METRICS:
@@ -198,20 +199,27 @@ def _corpus_score(
 
 
 def sentence_scores(
-    hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: References,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    sources: Sequence[str] | None = None,
 ) -> list[dict[str, float]]:
     """
-    Scores each sentence separately. Takes the arguments of [`score`], and raises its errors.
+    Scores each sentence separately. Takes the arguments of [`score`] but for `metrics`, and raises its errors.
 
     Returns:
         `list[dict[str, float]]`: `bleu` (with sacreBLEU's effective order), `chrf` and `ter` of each sentence.
     """
     _check_lengths({"translations": hypotheses}, references)
     scorers = {name: _scorer(name, tokenize, lowercase, is_sentence=True) for name in METRICS}
-    rows = zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)
-    return [
-        {name: scorer.sentence_score(text, right).score for name, scorer in scorers.items()} for text, right in rows
-    ]
+    found = []
+    for i, row in enumerate(zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)):
+        more = {name: {"source": sources[i]} for name in METRICS if METRICS[name].needs_sources and sources}
+        found.append(
+            {name: scorer.sentence_score(*row, **more.get(name, {})).score for name, scorer in scorers.items()}
+        )
+    return found
 
 
 def sentence_scorer(name: str, tokenize: str = "13a", lowercase: bool = False) -> Callable[[str, str], float]:
@@ -275,10 +283,14 @@ class Comparison:
 
 
 class EvaluatedSet(Protocol):
-    """The name and the references of a test set."""
+    """A test set with its name and references."""
 
     name: str
     target: list[str]
+
+    @property
+    def plain(self) -> list[str]:
+        """The source text."""
 
 
 def compare_sets(
@@ -292,7 +304,7 @@ def compare_sets(
     Scores two models on test sets, and tests whether they differ in BLEU by more than chance.
 
     Args:
-        sets (`Sequence`): test sets, with `name` and references, `target`.
+        sets (`Sequence`): test sets, with `name`, source text, `plain`, and references, `target`.
         before (`Mapping[str, Sequence[str]]`): translations of each set by the model to compare with.
         after (`Mapping[str, Sequence[str]]`): translations of each set by the model in question.
         tokenize (`str`), lowercase (`bool`): as in [`score`].
@@ -307,7 +319,7 @@ def compare_sets(
     for each in sets:
         texts = before[each.name], after[each.name]
         p, signature = paired_bootstrap(*texts, each.target, tokenize, lowercase)
-        scores = [score(side, each.target, tokenize, lowercase) for side in texts]
+        scores = [score(side, each.target, tokenize, lowercase, sources=each.plain) for side in texts]
         sides = [{metric: scored[metric] for metric in METRICS} for scored in scores]
         found[each.name] = Comparison(sides[0], sides[1], p, signature)
     return found

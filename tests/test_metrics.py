@@ -101,6 +101,9 @@ def test_a_measure_is_its_entry(monkeypatch) -> None:
         def corpus_score(self, texts: Any, streams: Any, sources: Any) -> Any:
             return SimpleNamespace(score=sum(map(str.__eq__, texts, sources)) / len(texts))
 
+        def sentence_score(self, text: str, references: Any, source: str) -> Any:
+            return SimpleNamespace(score=float(text == source))
+
         def get_signature(self) -> str:
             return "overlap"
 
@@ -111,6 +114,10 @@ def test_a_measure_is_its_entry(monkeypatch) -> None:
     assert names == ["bleu", "chrf", "overlap"]
     found = score(HYPOTHESES, REFERENCES, metrics=names, sources=[HYPOTHESES[0], "", ""])
     assert found["overlap"] == pytest.approx(1 / 3) and found["signatures"]["overlap"] == "overlap"
+    each = sentence_scores(HYPOTHESES, REFERENCES, sources=[HYPOTHESES[0], "", ""])
+    assert [row["overlap"] for row in each] == [1.0, 0.0, 0.0]
+    sets = [SimpleNamespace(name="a", plain=HYPOTHESES, target=REFERENCES)]
+    assert compare_sets(sets, {"a": HYPOTHESES}, {"a": REFERENCES})["a"].before["overlap"] == 1.0
     record = Validation(1, {"loss": 1.0} | {name: found[name] for name in names}, found["signatures"])
     assert from_json(Validation, to_json(record)) == record
     assert entry.shown(found["overlap"]) == "0.3" and entry.shown(None) == entry.shown(math.nan) == "not finite"
@@ -146,7 +153,7 @@ def test_the_significance_test_tells_a_difference_from_chance() -> None:
     # One that is equally good, with errors in other sentences; and one with an error in every sentence.
     same = [line.replace("old", "new") if i % 10 == 5 else line for i, line in enumerate(references)]
     bad = [line.replace("stands near", "lies under") for line in references]
-    sets = [SimpleNamespace(name=name, target=references) for name in ("same", "bad", "equal")]
+    sets = [SimpleNamespace(name=name, plain=references, target=references) for name in ("same", "bad", "equal")]
     after = {"same": same, "bad": bad, "equal": list(good)}
     found = compare_sets(sets, dict.fromkeys(after, good), after)
     assert found["bad"].p < 0.05 < found["same"].p

@@ -76,18 +76,18 @@ def _evaluate(options: argparse.Namespace) -> None:
     sources, references = _read_test_set(options)
     settings = {"tokenize": options.tokenize, "lowercase": options.lowercase}
     # Settings that cannot be used fail here, before the text is translated.
-    score([sentence[0] for sentence in references[:1]], references[:1], **settings)
+    score([sentence[0] for sentence in references[:1]], references[:1], sources=sources[:1], **settings)
     translators = load_translators(options)
     translations = _translate(sources, translators, options.data[0])
     if output is not None:
         _write(output, "".join(f"{line}\n" for line in translations))
-    scores = {"lines": len(translations)} | score(translations, references, **settings)
+    scores = {"lines": len(translations)} | score(translations, references, sources=sources, **settings)
     if options.sentences:
-        each = sentence_scores(translations, references, **settings)
+        each = sentence_scores(translations, references, sources=sources, **settings)
         scores["sentences"] = [row | {"translation": text} for row, text in zip(each, translations, strict=True)]
     for name in alterations:
         lines, answers = altered_set(sources, references, name)
-        scored = score(_translate(lines, translators, options.data[0]), answers, **settings)
+        scored = score(_translate(lines, translators, options.data[0]), answers, sources=lines, **settings)
         scores.setdefault("altered", {})[name] = {metric: scored[metric] for metric in METRICS}
     _print_scores(options.format, scores)
 

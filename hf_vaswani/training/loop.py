@@ -153,7 +153,7 @@ def check_packages(recipe: Recipe) -> None:
     computed as it asks.
     """
     if recipe.task not in MEASURED_TASKS:
-        score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
+        score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase, sources=["text"])
     if recipe.training.adapter is not None:
         check_peft()
 

@@ -152,7 +152,7 @@ def score_altered(
         for name in dict.fromkeys(evaluation.altered):
             sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
             translations = translate(run, model, pairs.with_prefix(sources), num_beams)
-            how = evaluation.tokenize, evaluation.lowercase, tuple(METRICS), sources
+            how = evaluation.tokenize, evaluation.lowercase, None, sources
             scored = on_main_process(run.accelerator, score, translations, references, *how)
             del scored["signatures"]
             found.setdefault(pairs.name, {})[name] = scored
