@@ -205,8 +205,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     """
     write(loaded, folder, quantization)
     copy_tokenizer(loaded, folder)
-    model = loaded.model
-    written = Ctranslate2Translator(folder, loaded.tokenizer, model.generation_config, model.config)
+    written = Ctranslate2Translator(folder, loaded)
     notes = [written.advice()]
     is_rounded = quantization not in (None, "float32")
     if is_rounded:
@@ -214,7 +213,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
             f"The weights are rounded to {quantization}, and this machine computes in "
             f"{written.translator.compute_type}: logits and some translations differ."
         )
-    notes += ignored_settings(model.generation_config, "CTranslate2")
+    notes += ignored_settings(loaded.model.generation_config, "CTranslate2")
     return Foreign(f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes, is_rounded)
 
 
@@ -277,9 +276,7 @@ class Ctranslate2Translator:
 
     Args:
         folder (`Path`): folder that [`save`] has written.
-        tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of the original model.
-        generation_config ([`GenerationConfig`]): generation config of the original model.
-        config ([`VaswaniConfig`]): config of the original model.
+        loaded ([`Loaded`]): the original model with its tokenizer and settings.
         compute_type (`str`): number format of the computation; by default that of the weights.
         threads (`int`): number of batches that are translated at once.
         device (`str`): `"cpu"` or `"cuda"`.
@@ -291,9 +288,7 @@ class Ctranslate2Translator:
     def __init__(
         self,
         folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        generation_config: GenerationConfig,
-        config: Any,
+        loaded: Loaded,
         compute_type: str = "default",
         threads: int = 1,
         device: str = "cpu",
@@ -317,13 +312,12 @@ class Ctranslate2Translator:
             ctranslate2.set_log_level(level)
             # They may have one OpenMP, whose number of threads CTranslate2 sets.
             torch.set_num_threads(torch_threads)
-        self.tokenizer = tokenizer
-        self.generation_config = generation_config
-        self.config = config
+        tokenizer, self.config = loaded.tokenizer, loaded.model.config
+        self.tokenizer, self.generation_config = tokenizer, loaded.model.generation_config
         self.shortlist = shortlist
         self.threads = threads
-        self.positions = number_of_positions(config)
-        self.tokens = vocabulary(tokenizer, config.vocab_size)
+        self.positions = number_of_positions(self.config)
+        self.tokens = vocabulary(tokenizer, self.config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
         self.suppressed: list[list[int]] = []
         if shortlist:

@@ -217,9 +217,7 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     open_translator = partial(
         ctranslate2.Ctranslate2Translator,
         place,
-        loaded.tokenizer,
-        loaded.model.generation_config,
-        loaded.model.config,
+        loaded,
         compute_type,
         device=device,
         shortlist=options.shortlist,
@@ -251,12 +249,13 @@ def _write_compared(loaded: Loaded, folder: Path) -> None:
     from . import ctranslate2
     from .convert import TOLERANCE, largest_difference
 
-    model, settings = loaded.model, loaded.model.generation_config
+    model = loaded.model
     if model.dtype != torch.float32 or model.device.type != "cpu":
         model = load_model(loaded.folder, torch.float32)
-        model.generation_config = settings
-    ctranslate2.write(replace(loaded, model=model), folder)
-    written = ctranslate2.Ctranslate2Translator(folder, loaded.tokenizer, settings, model.config, "float32")
+        model.generation_config = loaded.model.generation_config
+    in_float32 = replace(loaded, model=model)
+    ctranslate2.write(in_float32, folder)
+    written = ctranslate2.Ctranslate2Translator(folder, in_float32, "float32")
     with evaluation_mode(model):
         difference = largest_difference(model, written.logits)
     if not difference < TOLERANCE:

@@ -109,30 +109,30 @@ def load(path: Path) -> Converted:
         ImportError: The packages that read SentencePiece models are not installed, but the model needs them.
     """
     file = path if path.is_file() else next(path / name for name in CHECKPOINTS if (path / name).is_file())
-    state = read(file)
-    settings = settings_of(state, file)
+    state = read_checkpoint(file)
+    settings = read_settings(state, file)
     weights = current_weights(state["model"], settings, file)
     source, target = dictionaries(file, settings)
     for side, symbols in (("encoder", source), ("decoder", target)):
-        rows = len(weight_of(weights, f"{side}.embed_tokens.weight", file))
+        rows = len(get_matrix(weights, f"{side}.embed_tokens.weight", file))
         if rows != len(symbols):
             raise ValueError(
                 f"{file}: {side}.embed_tokens.weight has {rows} rows, but the dictionary has {len(symbols)} symbols."
             )
     vocabulary, tokenizer, notes = join_dictionaries(file.parent, source, target)
-    config = config_of(weights, settings, vocabulary, file)
+    config = build_config(weights, settings, vocabulary, file)
     model = VaswaniForConditionalGeneration(config).eval()
     fill(model, with_our_rows(weights, config, vocabulary), file)
     set_search(model)
-    foreign = fsmt_of(weights, model, vocabulary, tokenizer)
-    foreign.notes += notes + notes_of(weights, vocabulary, file)
+    foreign = build_fsmt(weights, model, vocabulary, tokenizer)
+    foreign.notes += notes + make_notes(weights, vocabulary, file)
     return Converted(model, tokenizer, foreign)
 
 
 # ---- The checkpoint ----------------------------------------------------------------------------------------------
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_checkpoint(file: Path) -> dict[str, Any]:
     """
     Reads a checkpoint of tensors, plain values and `argparse.Namespace`.
 
@@ -168,7 +168,7 @@ def read(file: Path) -> dict[str, Any]:
     return state
 
 
-def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
+def read_settings(state: dict[str, Any], file: Path) -> dict[str, Any]:
     """
     Returns the settings of a model and the languages of its task by their flat names, such as
     `encoder_attention_heads`, including the defaults of its architecture.
@@ -196,10 +196,6 @@ def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
     settings |= {name: value for name, value in given.items() if value is not None}
     check_supported(settings, SUPPORTED, file)
     check_sides(settings, SAME_ON_BOTH_SIDES, file)
-    width = settings.get("decoder_embed_dim", settings.get("encoder_embed_dim"))
-    for name in ("decoder_input_dim", "decoder_output_dim"):
-        if width is not None and settings.get(name, width) != width:
-            raise ValueError(f"{file} has {name} {settings[name]}, but decoder_embed_dim is {width}.")
     return settings
 
 
@@ -237,11 +233,11 @@ def current_weights(weights: dict[str, Any], settings: dict[str, Any], file: Pat
     if "decoder.output_projection.weight" not in found:
         if not any(settings.get(name) for name in ("share_all_embeddings", "share_decoder_input_output_embed")):
             raise ValueError(f"{file} has no decoder.output_projection.weight, and does not share embeddings.")
-        found["decoder.output_projection.weight"] = weight_of(found, "decoder.embed_tokens.weight", file)
+        found["decoder.output_projection.weight"] = get_matrix(found, "decoder.embed_tokens.weight", file)
     return found
 
 
-def weight_of(weights: dict[str, torch.Tensor], name: str, file: Path) -> torch.Tensor:
+def get_matrix(weights: dict[str, torch.Tensor], name: str, file: Path) -> torch.Tensor:
     """Returns a weight that must exist and be a matrix."""
     if name not in weights or weights[name].dim() != 2:
         raise ValueError(f"{file} has no matrix {name}.")
@@ -302,45 +298,38 @@ def read_dictionary(file: Path) -> list[str]:
 # ---- The model ---------------------------------------------------------------------------------------------------
 
 
-def config_of(
+def build_config(
     weights: dict[str, torch.Tensor], settings: dict[str, Any], vocabulary: Vocabulary, file: Path
 ) -> VaswaniConfig:
     """
     Builds our config from fairseq's settings and the sizes of the weights.
 
     Raises:
-        ValueError: A size in the settings is not that of the weights, or a weight is missing.
+        ValueError: The settings have another number of layers than the weights, or a weight is missing.
     """
     source, target, output = (
-        weight_of(weights, f"{name}.weight", file)
+        get_matrix(weights, f"{name}.weight", file)
         for name in ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
     )
     depths = {
         side: len({match[0] for name in weights if (match := re.match(rf"{side}\.layers\.\d+\.", name))})
         for side in ("encoder", "decoder")
     }
-    sizes = {
-        "encoder_embed_dim": source.shape[1],
-        "decoder_embed_dim": target.shape[1],
-        "encoder_ffn_embed_dim": len(weight_of(weights, "encoder.layers.0.fc1.weight", file)),
-        "decoder_ffn_embed_dim": len(weight_of(weights, "decoder.layers.0.fc1.weight", file)),
-        "encoder_layers": depths["encoder"],
-        "decoder_layers": depths["decoder"],
-    }
-    for name, size in sizes.items():
-        if settings.get(name, size) != size:
-            raise ValueError(f"{file}: {name} is {settings[name]} in the settings, but {size} in the weights.")
+    for side, depth in depths.items():
+        if settings.get(f"{side}_layers", depth) != depth:
+            raise ValueError(
+                f"{file} has {side}_layers {settings[f'{side}_layers']} in its settings, but {depth} in its weights."
+            )
     learned = bool(settings["encoder_learned_pos"])
-    tables = [weight_of(weights, f"{side}.embed_positions.weight", file) for side in depths] if learned else []
+    tables = [get_matrix(weights, f"{side}.embed_positions.weight", file) for side in depths] if learned else []
     tied = torch.equal(target, output)
     shared = torch.equal(source, target) and torch.equal(vocabulary.source_rows, vocabulary.target_rows)
     return VaswaniConfig(
         vocab_size=len(vocabulary.tokens),
-        d_model=sizes["encoder_embed_dim"],
-        d_ff=sizes["encoder_ffn_embed_dim"],
+        d_model=source.shape[1],
+        d_ff=len(get_matrix(weights, "encoder.layers.0.fc1.weight", file)),
         num_heads=settings["encoder_attention_heads"],
-        encoder_layers=sizes["encoder_layers"],
-        decoder_layers=sizes["decoder_layers"],
+        **{f"{side}_layers": depth for side, depth in depths.items()},
         dropout=settings["dropout"],
         attention_dropout=settings["attention_dropout"],
         # relu_dropout is an older name of it.
@@ -402,7 +391,7 @@ def set_search(model: VaswaniForConditionalGeneration) -> None:
 # ---- The other side ----------------------------------------------------------------------------------------------
 
 
-def fsmt_of(
+def build_fsmt(
     weights: dict[str, torch.Tensor],
     model: VaswaniForConditionalGeneration,
     vocabulary: Vocabulary,
@@ -443,7 +432,7 @@ def fsmt_of(
     return run_by_transformers("transformers' FSMT", fsmt, tokenizer, vocabulary, **limits)
 
 
-def notes_of(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path) -> list[str]:
+def make_notes(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path) -> list[str]:
     """Returns notes about weights and ids, one sentence each."""
     notes = []
     lengths = [len(weight) for name, weight in weights.items() if name.endswith("embed_positions.weight")]

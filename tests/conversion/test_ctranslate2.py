@@ -126,16 +126,15 @@ def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) ->
     model, tokenizer = load_translator(tmp_path / "ours", torch.float32)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     (tmp_path / "theirs").mkdir()
-    foreign = save(Loaded(model, tokenizer, tmp_path / "ours"), tmp_path / "theirs", quantization)
+    loaded = Loaded(model, tokenizer, tmp_path / "ours")
+    foreign = save(loaded, tmp_path / "theirs", quantization)
     # The model in memory stays as it is.
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
     ids, mask, targets = ids_for(model.config)
     with torch.no_grad():
         expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    engine = Ctranslate2Translator(tmp_path / "theirs", tokenizer, model.generation_config, model.config)
-    found = engine.logits(ids, mask, targets)
+    found = Ctranslate2Translator(tmp_path / "theirs", loaded).logits(ids, mask, targets)
     # In float64: float32 may round what is almost 1 to 1.
     assert least < torch.cosine_similarity(found.double().flatten(), expected.double().flatten(), dim=0) < 1
     assert not torch.equal(found, expected)
@@ -197,19 +196,17 @@ def test_a_note_has_the_arguments_that_search_alike(tmp_path) -> None:
 def test_the_log_level_of_the_library_is_restored_after_an_error(tmp_path) -> None:
     before = ctranslate2.get_log_level()
     with pytest.raises(RuntimeError):
-        Ctranslate2Translator(tmp_path, None, None, None)
+        Ctranslate2Translator(tmp_path, None)
     assert ctranslate2.get_log_level() == before
 
 
 @pytest.mark.parametrize("threads", [(2, 1), (1, 3)])
 def test_torch_keeps_its_threads(converted, threads) -> None:
     model, ours, theirs, _ = converted
-    tokenizer, before = AutoTokenizer.from_pretrained(ours), torch.get_num_threads()
+    loaded, before = Loaded(model, AutoTokenizer.from_pretrained(ours), ours), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        translator = Ctranslate2Translator(
-            theirs, tokenizer, model.generation_config, model.config, threads=threads[0], threads_per_batch=threads[1]
-        )
+        translator = Ctranslate2Translator(theirs, loaded, threads=threads[0], threads_per_batch=threads[1])
         assert torch.get_num_threads() == 2
         translator.translate(random_sentences(3))
         assert torch.get_num_threads() == 2
