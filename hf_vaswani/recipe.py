@@ -31,6 +31,8 @@ Task = Literal[PairTask, TextTask, LabelTask]
 PAIR_TASKS, TEXT_TASKS, LABEL_TASKS = map(get_args, (PairTask, TextTask, LabelTask))
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
+# Tasks whose models have a head beside the three parts that can be frozen.
+HEAD_TASKS = ("masked_lm", *LABEL_TASKS)
 # Tasks that corrupt their text, from masks to any noise.
 NOISY_TASKS = ("masked_lm", "span_corruption", "denoise")
 Optimizer = Literal["adam", "muon"]

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from .metrics import measure_of
 from .recipe import (
+    HEAD_TASKS,
     LABEL_TASKS,
     MATRIX_OPTIMIZERS,
     MEASURED_TASKS,
@@ -164,9 +165,8 @@ def _training_rules(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         training.simcut is not None and training.r_drop is not None,
         "training.simcut and training.r_drop exclude each other: set one of them to null.",
     )
-    has_head = recipe.task in (*LABEL_TASKS, "masked_lm")
     yield (
-        len(set(training.freeze)) == len(get_args(Part)) and not has_head,
+        len(set(training.freeze)) == len(get_args(Part)) and recipe.task not in HEAD_TASKS,
         "training.freeze names all parts of the model, which leaves nothing to train: remove one of them.",
     )
     yield (
