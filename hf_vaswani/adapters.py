@@ -67,8 +67,8 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{damage}. Use another checkpoint, or restore the file from a backup.")
     settings: dict[str, Any] = read_json(checkpoint / ADAPTER_CONFIG)
     # The adapter was trained on float32 weights.
-    weights = {name: weight.float() for name, weight in _load(base / "model.safetensors").items()}
-    factors = _load(checkpoint / ADAPTER_WEIGHTS)
+    weights = {name: weight.float() for name, weight in read_weights(base / "model.safetensors").items()}
+    factors = read_weights(checkpoint / ADAPTER_WEIGHTS)
     for name, down in factors.items():
         if not name.endswith(".lora_A.weight"):
             continue
@@ -78,7 +78,8 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Reads a safetensors file; raises a `ValueError` with its path if it is missing or damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

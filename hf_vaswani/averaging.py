@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from .adapters import ADAPTER_CONFIG, has_adapter, merged_weights
+from .adapters import ADAPTER_CONFIG, has_adapter, merged_weights, read_weights
 from .files import atomic_folder, find_damage, read_json
 from .run_folder import (
     EMA_WEIGHTS,
@@ -117,11 +116,7 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     names = read_progress(checkpoint).files if is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
     if has_adapter(checkpoint):
         return merged_weights(checkpoint)
-    path = checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    return read_weights(checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS))
 
 
 def load_stored(model: Any, weights: Mapping[str, Any], is_new: Callable[[str], bool] = lambda name: False) -> None:

@@ -100,10 +100,6 @@ def _explore(options: argparse.Namespace) -> None:
     (name,) = with_revision([options.model], options.revision)
     text: str = options.text
     device = choose_device(options.device)
-    settings = {} if options.num_beams is None else {"num_beams": options.num_beams}
-    if options.num_beams == 1:
-        # They have no effect on greedy search, and transformers would warn about each.
-        settings |= {"length_penalty": None, "early_stopping": None}
     folder = resolve_model(name, "--model")
     kind = read_json(folder / "config.json").get("model_type")
     if kind != "vaswani":
@@ -123,7 +119,9 @@ def _explore(options: argparse.Namespace) -> None:
             raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
         model, tokenizer = load_single_stack(folder)
         model = model.to(device)
-    page = explore(model, tokenizer, text, name=name, settings=settings)
+    if options.num_beams is not None:
+        set_beams(model, options.num_beams)
+    page = explore(model, tokenizer, text, name=name)
     page.save(options.output)
     logger.info(f"{options.output}: {len(page.html.encode()) / 1000:,.0f} kB; open it in a browser.")
 

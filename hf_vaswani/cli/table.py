@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hf_vaswani")
 
-# Options that need --table, each with the value that it has without being given.
-DEFAULTS: dict[str, Any] = {
-    "table_config": None,
-    "table_split": "train",
-    "column": None,
-    "to_column": "translation",
-    "score": False,
-    "shard_rows": 20_000,
-    "max_characters": 100_000,
-    "engine_cluster": "local",
-    "workers": None,
-    "worker_cpus": 1.0,
-    "worker_gpus": None,
-}
-
 
 def add_table(parser: argparse.ArgumentParser) -> None:
     """Adds the options of tables to the verb translate."""
@@ -48,35 +33,49 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         "stop",
     )
     group.add_argument("--table-config", metavar="NAME", help="configuration of the dataset on the Hub")
-    group.add_argument("--table-split", metavar="NAME", help="split of the dataset on the Hub; default: train")
-    group.add_argument("--column", metavar="NAME", help="column to translate")
-    group.add_argument("--to-column", metavar="NAME", help="column of the translations; default: translation")
-    group.add_argument("--score", action="store_true", help="add a column with the score of the search")
-    group.add_argument("--shard-rows", type=int, metavar="N", help="rows of an output file; default: 20000")
     group.add_argument(
-        "--max-characters", type=int, metavar="N", help="longest text that is translated; default: 100000"
+        "--table-split", metavar="NAME", default="train", help="split of the dataset on the Hub; default: train"
+    )
+    group.add_argument("--column", metavar="NAME", help="column to translate")
+    group.add_argument(
+        "--to-column", metavar="NAME", default="translation", help="column of the translations; default: translation"
+    )
+    group.add_argument("--score", action="store_true", help="add a column with the score of the search")
+    group.add_argument(
+        "--shard-rows", type=int, metavar="N", default=20_000, help="rows of an output file; default: 20000"
+    )
+    group.add_argument(
+        "--max-characters",
+        type=int,
+        metavar="N",
+        default=100_000,
+        help="longest text that is translated; default: %(default)s",
     )
     group.add_argument(
         "--engine-cluster",
         choices=("local", "ray"),
+        default="local",
         help="local (default): this process, or those of a launcher; ray: the Ray cluster that `ray start` or "
         "RAY_ADDRESS names, or one of this machine alone",
     )
     group.add_argument("--workers", type=int, metavar="N", help="processes on Ray; default: as many as have room")
-    group.add_argument("--worker-cpus", type=float, metavar="N", help="cores of a process on Ray; default: 1")
+    group.add_argument(
+        "--worker-cpus", type=float, metavar="N", default=1.0, help="cores of a process on Ray; default: 1"
+    )
     group.add_argument(
         "--worker-gpus",
         type=float,
         metavar="X",
         help="GPUs of a process on Ray, e.g. 0.5; default: 1 if there are any",
     )
-    parser.set_defaults(**DEFAULTS)
+    # What each of them is without being given, because all but --table need it.
+    parser.set_defaults(table_defaults={action.dest: action.default for action in group._group_actions[1:]})
 
 
 def check_options(options: argparse.Namespace) -> None:
     """Raises a `ValueError` for options of tables without --table, or of lines of text with it."""
     if options.table is None:
-        for name, default in DEFAULTS.items():
+        for name, default in options.table_defaults.items():
             if getattr(options, name) != default:
                 raise ValueError(f"--{name.replace('_', '-')} needs --table.")
         return
@@ -94,7 +93,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError(f"--markup cannot be combined with --{'score' if options.score else 'n-best'}.")
     if options.engine_cluster == "local":
         for name in ("workers", "worker_cpus", "worker_gpus"):
-            if getattr(options, name) != DEFAULTS[name]:
+            if getattr(options, name) != options.table_defaults[name]:
                 raise ValueError(f"--{name.replace('_', '-')} needs --engine-cluster ray.")
     for name in ("worker_cpus", "worker_gpus"):
         value = getattr(options, name)

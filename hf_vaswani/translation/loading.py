@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
@@ -25,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ..adapters import has_adapter, merged_weights
+from ..adapters import has_adapter, merged_weights, read_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import MOVING_AVERAGE, check_weights, read_json
 from ..model import heads_vaswani as heads
@@ -196,7 +195,7 @@ def _weights_beside(folder: Path) -> dict[str, torch.Tensor] | None:
     """Returns the weights of a checkpoint that are not in its `model.safetensors`: with adapters, or averaged."""
     if has_adapter(folder):
         return merged_weights(folder)
-    return load_file(folder / MOVING_AVERAGE) if (folder / MOVING_AVERAGE).is_file() else None
+    return read_weights(folder / MOVING_AVERAGE) if (folder / MOVING_AVERAGE).is_file() else None
 
 
 def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

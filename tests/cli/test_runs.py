@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vaswani import recipe_file
+from hf_vaswani import averaging, recipe_file
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.recipe import BestBy
@@ -44,60 +44,44 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
     assert not (tmp_path / "two").exists()
 
 
-def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatch) -> None:
-    from hf_vaswani import averaging
-
-    averaged = []
+@pytest.fixture
+def ranked(tmp_path, monkeypatch):
+    """Makes a run of two checkpoints, the second with the lower loss, and returns the names of those averaged."""
+    averaged: list[str] = []
     monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
-    for step in (1, 2):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        progress = {
-            "step": step,
-            "position": {},
-            "data": {},
-            "launch": {},
-            "nonfinite": 0,
-            "seconds": 1.0,
-            "files": {},
-        }
-        (tmp_path / f"checkpoint-{step}" / "progress.json").write_text(json.dumps(progress))
-    lines = [{"step": 1, "loss": 2.0, "bleu": 9.0}, {"step": 2, "loss": 1.0, "bleu": 8.0}]
-    (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for best_by in ("bleu", "loss"):
-        text = f"training: {{save_every: 1, validate_every: 1, best_by: {best_by}}}"
-        (tmp_path / "recipe.yaml").write_text(text)
-        for by in ([], ["--by", "bleu"], ["--by", "loss"]):
-            assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
-    assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
-
-
-def test_the_best_of_other_tasks_are_ranked_by_what_they_measure(tmp_path, monkeypatch, capsys) -> None:
-    from hf_vaswani import averaging
-
-    averaged = []
-    monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
-    lines = [
-        {"step": 1, "loss": 2.0, "measures": {"accuracy": 0.9}},
-        {"step": 2, "loss": 1.0, "measures": {"accuracy": 0.8}},
-    ]
     record = {"position": {}, "data": {}, "launch": {}, "nonfinite": 0, "seconds": 1.0, "files": {}}
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "progress.json").write_text(json.dumps({"step": step, **record}))
-    (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recipe = "task: masked_lm\ntraining: {save_every: 1, validate_every: 1}"
-    (tmp_path / "recipe.yaml").write_text(recipe)
+
+    def make(recipe: str, *measures: dict[str, object]) -> list[str]:
+        (tmp_path / "recipe.yaml").write_text(recipe)
+        lines = [{"step": step, "loss": 3.0 - step, **each} for step, each in enumerate(measures, start=1)]
+        (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return averaged
+
+    return make
+
+
+def test_the_best_are_ranked_by_the_recipe_or_by_the_option(ranked, tmp_path, capsys) -> None:
     average = ["average", str(tmp_path), "--best", "1", "--output", str(tmp_path / "new")]
+    for best_by in ("bleu", "loss"):
+        recipe = f"training: {{save_every: 1, validate_every: 1, best_by: {best_by}}}"
+        averaged = ranked(recipe, {"bleu": 9.0}, {"bleu": 8.0})
+        for by in ([], ["--by", "bleu"], ["--by", "loss"]):
+            assert main([*average, *by]) == 0
+    assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
+    # Other tasks have other measures.
+    averaged.clear()
+    recipe = "task: masked_lm\ntraining: {save_every: 1, validate_every: 1}"
+    ranked(recipe, {"measures": {"accuracy": 0.9}}, {"measures": {"accuracy": 0.8}})
     assert main([*average, "--by", "accuracy"]) == main(average) == 0
-    assert averaged == ["checkpoint-1", "checkpoint-2"]
     for by, name in (("bleu", "BLEU"), ("f1", "F1")):
         assert main([*average, "--by", by]) == 2
         said = capsys.readouterr().err
-        assert (
-            f"training.best_by is '{by}', but task 'masked_lm' has no {name}: set it to 'loss' or 'accuracy'." in said
-        )
+        assert f"training.best_by is '{by}', but task 'masked_lm' has no {name}: set it to 'loss' or" in said
         assert said.count("\n") == 1
-    assert len(averaged) == 2
+    assert averaged == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_every_measure_can_be_asked_for(capsys) -> None:

@@ -171,12 +171,6 @@ def test_a_second_process_is_kept_out(teacher, table, tmp_path, capsys) -> None:
     assert "is being written by another process" in capsys.readouterr().err
 
 
-def test_weights_of_8_bits(teacher, table, tmp_path) -> None:
-    assert main(command(teacher, table, tmp_path / "out", "--int8")) == 0
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["translation"]["int8"]
-    assert len(read_output(tmp_path / "out")) == 60
-
-
 def test_lost_rejected_rows_are_written_again(teacher, tmp_path) -> None:
     table = write_rows(tmp_path / "table.jsonl", [{"en": "one"}, {"en": None}])
     for _ in range(2):
@@ -248,11 +242,3 @@ def test_a_stopped_process_leaves_whole_shards(number, teacher, tmp_path) -> Non
     for name, before in times.items():
         assert (tmp_path / "out" / "shards" / name).stat().st_mtime_ns == before
     assert [path.name for path in (tmp_path / "out" / "data").glob(".*")] == []
-
-
-def test_rows_without_words_are_kept(teacher, tmp_path) -> None:
-    texts = ["42", "one two", "★", "\u200b"]
-    table = write_rows(tmp_path / "table.parquet", [{"id": i, "en": text} for i, text in enumerate(texts)])
-    assert main(command(teacher, table, tmp_path / "out")) == 0
-    found = [row["de"] for row in read_output(tmp_path / "out")]
-    assert [found[i] for i in (0, 2, 3)] == ["42", "★", "\u200b"] and found[1] != "one two"

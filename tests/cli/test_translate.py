@@ -71,7 +71,11 @@ def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> 
     assert capsys.readouterr().out == "" and (folder / "out.txt").read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.parametrize("more", [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"]], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"], ["--alignment", "--format", "jsonl"]],
+    ids=str,
+)
 def test_an_interrupted_output_is_resumed(tiny_run, texts, monkeypatch, capsys, more) -> None:
     monkeypatch.setattr(translation, "LINES_AT_A_TIME", 7)
     folder, _ = texts
@@ -286,23 +290,6 @@ def test_n_best_lists_have_links(teacher, files, capsys) -> None:
     assert [" ".join(f"{i}-{j}" for i, j, _ in each["links"]) for list_ in lists for each in list_] == [
         row[3] for row in rows
     ]
-
-
-def test_an_interrupted_output_with_links_is_resumed(teacher, files, tmp_path, capsys) -> None:
-    command = ["translate", "--model", str(teacher), "--alignment", "--format=jsonl", files[0]]
-    assert main(command) == 0
-    whole = capsys.readouterr().out
-    output = tmp_path / "out.jsonl"
-    output.write_text(whole[: whole.index("\n") + 9], encoding="utf-8")
-    assert main([*command, f"--output={output}", "--resume"]) == 0
-    assert output.read_text("utf-8") == whole
-    assert main([*command[:3], files[0], f"--output={output}", "--resume", "--n-best=2", "--format=jsonl"]) == 2
-    assert "it was written with another --n-best or --format" in capsys.readouterr().err
-    plain = tmp_path / "out.txt"
-    plain.write_text("eins\n", encoding="utf-8")
-    assert main([*command[:3], files[0], f"--output={plain}", "--resume", "--alignment"]) == 2
-    assert "out.txt, line 1, was written without --alignment" in capsys.readouterr().err
-    assert plain.read_text("utf-8") == "eins\n"
 
 
 def test_links_of_a_split_line_count_its_words(tmp_path) -> None:

@@ -50,6 +50,16 @@ def test_a_file_that_was_cut_anywhere_goes_on_after_its_whole_blocks(tmp_path, m
     assert make(tmp_path).begin() is None, "it is complete"
 
 
+def test_a_file_that_version_0_1_began_is_completed(tmp_path) -> None:
+    (tmp_path / "pairs.tsv.json").write_text(json.dumps({"seed": 1, "search": {"num_beams": 4}, "digest": "abc"}))
+    (tmp_path / ".pairs.tsv.writing").write_text("\n".join(["en\tde", *ROWS[:6]]) + "\nsource 6\tta")
+    file = table(tmp_path, search={"num_beams": 4})
+    assert file.begin() == 4
+    file.write(ROWS[4:])
+    file.finish()
+    assert list(file.lines()) == ROWS
+
+
 def test_lines_of_other_settings_are_refused_and_kept(tmp_path) -> None:
     pairs = table(tmp_path)
     pairs.begin()
