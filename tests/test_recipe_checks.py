@@ -3,11 +3,20 @@
 import math
 from collections.abc import Iterator
 from dataclasses import Field, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from hf_vaswani.recipe import Recipe, SourceRecipe
+from hf_vaswani.recipe import (
+    LABEL_TASKS,
+    MEASURED_TASKS,
+    PAIR_TASKS,
+    TEXT_TASKS,
+    Recipe,
+    SourceRecipe,
+    Task,
+    declared_keys,
+)
 from hf_vaswani.recipe_checks import check_ranges
 from hf_vaswani.recipe_file import load_recipe
 
@@ -123,81 +132,49 @@ def test_a_value_that_cannot_be_is_named(tmp_path, text, words) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["--training.simcut={alpha: 3}"], "training.simcut is for pairs of texts, but task is 'masked_lm'"),
-        (["--data.prefix=<bt>"], "data.prefix is for pairs of texts"),
-        (["--hub.min_bleu=30"], "hub.min_bleu is for pairs of texts, but task is 'masked_lm': leave the key out"),
+        # One check reads the tasks of each key beside its declaration: a family, one task, and several.
+        ("--training.simcut={}", "training.simcut is for pairs of texts, but task is 'masked_lm': leave the key out."),
+        ("--more_data+={prefix:_a}", "more_data[0].prefix is for pairs of texts"),
+        ("--task=tagging --data.document_column=a", "data.document_column is for running text, but task is 'tagging'"),
+        ("--task=tagging --data.pair_column=a", "data.pair_column is for the task 'classification', but task is"),
+        ("--task=translation --hub.min_score=0.5", "is for running text or labelled text or the task 'text_to_text'"),
+        ("--hub.min_score=30 --training.best_by=accuracy", "hub.min_score must be at least 0 and at most 1, but"),
         (
-            ["--hub.min_score=0.5"],
-            r"hub.min_score \(0.5\) is a share from 0 to 1, but training.best_by is 'loss': set that "
-            "to 'accuracy', or leave hub.min_score out",
+            "--hub.min_score=0.5",
+            "hub.min_score (0.5) is a share from 0 to 1, but training.best_by is 'loss': set that to 'accuracy', or "
+            "leave hub.min_score out",
         ),
-        (["--hub.min_score=30", "--training.best_by=accuracy"], "hub.min_score must be at least 0 and at most 1, but"),
         (
-            ["--task=translation", "--hub.min_score=0.5"],
-            "hub.min_score is for running text or labelled text or the task 'text_to_text', but task is 'translation'",
-        ),
-        (
-            ["--training.best_by=f1"],
+            "--training.best_by=f1",
             "training.best_by is 'f1', but task 'masked_lm' has no F1: set it to 'loss' or 'acc",
         ),
+        ("--task=denoise --training.best_by=accuracy", "task 'denoise' has no accuracy: set it to 'loss'."),
+        ("--objective.next_sentence=true --objective.unit=lines", "next_sentence needs objective.unit 'blocks'"),
+        ("--task=denoise --objective.noise=[fragment,fragment]", "objective.noise must name one or more kinds, each"),
+        ("--objective.noise_rate=1", "objective.noise_rate must be above 0 and below 1, but it is 1"),
+        ("--training.tokens_per_batch=256", "objective.block_length (512) must not be above training.tokens"),
         (
-            ["--task=span_corruption", "--training.best_by=accuracy"],
-            "training.best_by is 'accuracy', but task 'span_corruption' has no accuracy: set it to 'loss'",
+            "--model.position_encoding=learned --model.max_position_embeddings=128",
+            "objective.block_length (512) must not be above model.max_position_embeddings (128)",
         ),
-        (
-            ["--objective.next_sentence=true", "--objective.unit=lines"],
-            "objective.next_sentence needs objective.unit 'blocks'",
-        ),
-        (
-            ["--objective.next_sentence=true", "--task=causal_lm"],
-            "objective.next_sentence is for the task 'masked_lm'",
-        ),
-        (
-            ["--model.lm_head_transform=true", "--task=causal_lm"],
-            "model.lm_head_transform is for pairs of texts or the task 'masked_lm', but",
-        ),
-        (
-            ["--task=denoise", "--objective.noise=[fragment, fragment]"],
-            "objective.noise must name one or more kinds, each once",
-        ),
-        (["--objective.noise_rate=1"], "objective.noise_rate must be above 0 and below 1, but it is 1"),
-        (["--training.tokens_per_batch=256"], r"objective.block_length \(512\) must not be above training.tokens"),
-        (
-            ["--model.position_encoding=learned", "--model.max_position_embeddings=128"],
-            r"objective.block_length \(512\) must not be above model.max_position_embeddings \(128\)",
-        ),
-        (
-            ["--task=translation", "--objective.unit=lines"],
-            "objective.unit is for running text or labelled text, but task is 'translation'",
-        ),
-        (
-            ["--task=translation", "--data.document_column=a"],
-            "data.document_column is for running text, but task is 'translation': leave the key out",
-        ),
-        (["--task=tagging", "--data.pair_column=a"], "data.pair_column is for the task 'classification', but task is"),
-        (
-            ["--task=tagging", "--data.document_column=a"],
-            "data.document_column is for running text, but task is 'tagging'",
-        ),
-        (
-            ["--task=classification", "--data.pair_column=a", "--more_data+={train_files: x.tsv}"],
-            "pair_column must be set for all sources and validation sets, or for none",
-        ),
-        (
-            ["--task=classification", "--data.streaming=true"],
-            "data.streaming is for pairs of texts or running text, but task is 'classification'",
-        ),
-        (
-            ["--task=tagging", "--data.target_tag=true"],
-            "data.target_tag is for pairs of texts or running text, but task is 'tagging'",
-        ),
-        (["--task=tagging", "--objective.stack=decoder"], "objective.stack is for the task 'classification', but"),
+        ("--task=classification --data.pair_column=a --more_data+={weight:_2}", "pair_column must be set for all"),
     ],
 )
 def test_a_task_has_its_own_keys(tmp_path, keys, message) -> None:
     path = write_recipe(tmp_path, "task: masked_lm\ndata: {train_files: text.txt}\n")
-    with pytest.raises(ValueError, match=message):
-        load_recipe([path, *keys])
+    with pytest.raises(ValueError) as error:
+        load_recipe([path, *(word.replace(":_", ": ") for word in keys.split())])
+    assert message in str(error.value)
+
+
+def test_keys_of_other_tasks_are_declared() -> None:
+    tasks = {name: part.metadata["tasks"] for name, part in declared_keys().items() if part.metadata["tasks"]}
+    assert all(set(each) < set(get_args(Task)) for each in tasks.values())
+    assert tasks["data.streaming"] == tasks["data.target_tag"] == (*PAIR_TASKS, *TEXT_TASKS)
+    assert tasks["objective.unit"] == tasks["objective.block_length"] == MEASURED_TASKS
+    assert tasks["data.label_column"] == LABEL_TASKS and tasks["objective.noise"] == ("denoise",)
+    assert tasks["hub.min_bleu"] == tasks["hub.not_worse_than"] == tasks["training.adapter"] == PAIR_TASKS
+    assert tasks["objective.next_sentence"] == tasks["objective.whole_words"] == ("masked_lm",)
 
 
 def test_a_task_has_its_own_defaults(tmp_path) -> None:
