@@ -201,7 +201,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
         `decoder_start_token_id`.
 
     Raises:
-        ValueError: The number format is unknown, or CTranslate2 does not support the model.
+        ValueError: CTranslate2 does not support the model.
     """
     write(loaded, folder, quantization)
     copy_tokenizer(loaded, folder)
