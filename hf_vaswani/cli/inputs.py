@@ -35,7 +35,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         action="append",
-        help="model folder or Hub id, e.g. runs/my/model; repeat the option to translate with an ensemble",
+        help="folder of a run or a model, or Hub id, e.g. runs/my; repeat the option to translate with an ensemble",
     )
     add_place(parser)
     add_search(parser)
@@ -45,8 +45,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose a model, which [`load_model`] loads."""
-    parser.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    """Adds the options that choose a model, which [`load_one`] loads."""
+    parser.add_argument("--model", required=True, help="folder of a run or a model, or Hub id, e.g. runs/my")
     add_place(parser)
 
 
@@ -291,7 +291,7 @@ def engine_of(options: argparse.Namespace) -> "EngineOptions":
     return engine
 
 
-def load_model(options: argparse.Namespace) -> LoadedModels:
+def load_one(options: argparse.Namespace) -> LoadedModels:
     """Loads the model that the options of [`add_model`] give."""
     return load_models([options.model], options.target_language, choose_device(options.device), options.revision)
 

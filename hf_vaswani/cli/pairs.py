@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from .inputs import add_model, add_pairs, line_pairs, load_model, require_file
+from .inputs import add_model, add_pairs, line_pairs, load_one, require_file
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -75,7 +75,7 @@ def _score(options: argparse.Namespace) -> None:
 
     require_file(options.source)
     require_file(options.target)
-    translators = load_model(options)
+    translators = load_one(options)
     for done, sources, targets in line_pairs(options, translators):
         try:
             found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
@@ -93,7 +93,7 @@ def _align(options: argparse.Namespace) -> None:
         raise ValueError("--shift needs --layer.")
     require_file(options.source)
     require_file(options.target)
-    translators = load_model(options)
+    translators = load_one(options)
     model, tokenizer = translators.models[0], translators.tokenizer
     aligning_layers(model, options.layer)
     layer, shift, unit = options.layer, options.shift, "pieces" if options.pieces else "words"

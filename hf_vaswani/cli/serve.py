@@ -33,8 +33,8 @@ from .inputs import (
     check_output,
     choose_device,
     engine_of,
-    load_model,
     load_models,
+    load_one,
     require_file,
     set_beams,
     text_lines,
@@ -159,7 +159,7 @@ def _demo(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to {2**16 - 1}, but it is {options.port}.")
     if options.examples is not None:
         require_file(options.examples)
-    translators = load_model(options)
+    translators = load_one(options)
     model = translators.models[0]
     if options.num_beams is not None:
         model.generation_config.num_beams = options.num_beams
@@ -195,7 +195,8 @@ def _add_serve(verbs: Any) -> None:
         "--model",
         required=True,
         action="append",
-        help="model folder or Hub id; repeat the option to serve several; the first with a pair of languages has it",
+        help="folder of a run or a model, or Hub id; repeat the option to serve several; the first with a pair of "
+        "languages has it",
     )
     add_revision(serve)
     serve.add_argument(

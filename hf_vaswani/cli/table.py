@@ -122,7 +122,7 @@ def translate_table(options: argparse.Namespace) -> None:
         # The processes of a cluster have working folders of their own.
         options.output = str(folder.local.absolute())
     options.model = [str(Path(name).absolute()) if os.path.isdir(name) else name for name in options.model]
-    translator, translation = load_translator(options)
+    translator, translation = load_text_translator(options)
     with stopped_by_sigterm("stopped. The same command goes on."), ExitStack() as stack:
         if folder.local is not None:
             output = folder.local
@@ -144,7 +144,7 @@ def translate_table(options: argparse.Namespace) -> None:
             _report(summary, folder)
 
 
-def load_translator(options: argparse.Namespace) -> tuple["TextTranslator", dict[str, Any]]:
+def load_text_translator(options: argparse.Namespace) -> tuple["TextTranslator", dict[str, Any]]:
     """
     Loads the models that the options give.
 
@@ -175,7 +175,7 @@ def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "Text
     from ..memory import limit_kernel_cache
 
     limit_kernel_cache()
-    translator, here = load_translator(options)
+    translator, here = load_text_translator(options)
     if here["models"] != translation["models"]:
         raise ValueError(
             f"{', '.join(options.model)} is another model on machine {platform.node()} than where the work was begun."

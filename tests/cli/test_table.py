@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.cli import main
@@ -45,23 +43,6 @@ def test_translations_are_those_of_lines(teacher, table, tmp_path, capsys, caplo
         {"id": i, "en": text, "de": line} for i, (text, line) in enumerate(zip(TEXTS, lines, strict=True))
     ]
     assert f"60 of 60 rows are translated, in {tmp_path / 'out' / 'data'}." in caplog.text
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
-)
-def test_each_type_of_text_in_arrow_is_translated(teacher, table, tmp_path, kind) -> None:
-    rows = pq.read_table(table)
-    with_kind = rows.set_column(1, "en", rows["en"].combine_chunks().cast(kind)).append_column(
-        "more", rows["en"].cast(kind)
-    )
-    pq.write_table(with_kind, tmp_path / "other.parquet")
-    for name in ("table", "other"):
-        assert main(command(teacher, tmp_path / f"{name}.parquet", tmp_path / name)) == 0
-    expected, found = read_output(tmp_path / "table"), read_output(tmp_path / "other")
-    assert found == [row | {"more": row["en"]} for row in expected]
-    (part,) = (tmp_path / "other" / "data").iterdir()
-    assert pq.read_schema(part).field("more").type in (kind, pa.dictionary(pa.int32(), pa.string()))
 
 
 def test_scores_and_n_best_lists_are_those_of_lines(teacher, table, tmp_path, capsys) -> None:
