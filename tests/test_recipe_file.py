@@ -140,9 +140,7 @@ def test_help_has_every_key_with_type_default_and_meaning(capsys, arguments) -> 
         load_recipe(arguments, "hf-vaswani train", "Trains.")
     said = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0 and said.startswith("usage: hf-vaswani train RECIPE.yaml")
-    assert (
-        "--training.max_steps (an integer; default: 100000) Number of updates of the parameters (Section 5.2)." in said
-    )
+    assert "--training.max_steps (an integer; default: 100000) Number of updates of the parameters" in said
     assert all(f"--{key} " in said for key in ("initialize.from", "reverse", *Recipe().flat()))
 
 
@@ -206,17 +204,8 @@ def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) 
         ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),
         ("training.adapter", "{target: q_proj}", "target must be a list, as in [a, b], but it is or has 'q_proj'"),
         ("training.adapter", "{rank: null}", "training.adapter.rank must be an integer, but it is null"),
-        (
-            "training.freeze",
-            "[foo]",
-            "training.freeze must be a list of 'encoder', 'decoder', 'embeddings', but",
-        ),
         ("initialize.parts", "[x]", "initialize.parts must be a list of 'encoder', 'decoder', 'embeddings' or null"),
-        (
-            "validation_sets",
-            "3",
-            "must have names under 'validation_sets', each with `key: value` lines, but",
-        ),
+        ("validation_sets", "3", "must have names under 'validation_sets', each with `key: value` lines"),
         ("validation_sets", "{a: {weight: 3}}", "unknown key 'validation_sets.a.weight': did you mean 'validation_"),
     ],
 )
@@ -250,10 +239,7 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("more_data:\n- {streaming: true}\n", ["'more_data[0].streaming'"]),
         ("more_data:\n- {weight: two}\n", ["more_data[0].weight must be a number, but it is 'two'"]),
         ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
-        (
-            "training: {mixed_precision: fp8}\n",
-            ["mixed_precision must be 'no', 'bf16', 'fp16', 'auto' or null", "'fp8'"],
-        ),
+        ("training: {mixed_precision: fp8}\n", ["must be 'no', 'bf16', 'fp16', 'auto' or null, but it is 'fp8'"]),
         (f"training: {{weight_decay: 1{400 * '0'}}}\n", ["mine.yaml", "401 digits", "line 1"]),
         (f"seed: 0x{5000 * 'f'}\n", ["mine.yaml", "5002 digits", "line 1"]),
         ("data: &a\n  train_files: *a\n", ["mine.yaml", "alias *a", "line 2"]),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -54,20 +55,10 @@ class Stops(TorchFunctionMode):
 
 def test_the_counter_sees_what_reads() -> None:
     tensor = torch.arange(3)
-    reads = [
-        lambda: tensor[0].item(),
-        lambda: tensor.tolist(),
-        lambda: int(tensor[0]),
-        lambda: float(tensor[0]),
-        lambda: bool(tensor.any()),
-        lambda: [1, 2][tensor[0]],
-        lambda: tensor.cpu(),
-        lambda: tensor.to("cpu"),
-        lambda: tensor.numpy(),
-        lambda: tensor.nonzero(),
-        lambda: tensor[tensor > 0],
-        lambda: 1 in tensor,
-    ]
+    reads = [getattr(tensor, name) for name in ("tolist", "cpu", "numpy", "nonzero")]
+    reads += [partial(kind, tensor[0]) for kind in (int, float, bool)]
+    reads += [tensor[0].item, lambda: [1, 2][tensor[0]], lambda: tensor.to("cpu"), lambda: tensor[tensor > 0]]
+    reads.append(lambda: 1 in tensor)
     for number, read in enumerate(reads):
         with Stops() as stops:
             read()
