@@ -64,15 +64,10 @@ def test_ids_are_those_of_the_tokenizer_in_any_number_of_processes(tokenizer, on
     assert shared[:] == encoded[:]
 
 
-def test_numbers_count_the_lines_across_sources(tokenizer) -> None:
-    first = encode_pairs(text([("a", "b"), ("", "b"), ("c", "d")]), tokenizer)
-    second = encode_pairs(text([("a", ""), ("a", "b")]), tokenizer, first_number=4)
-    assert concatenate_datasets([first, second])["number"][:] == [1, 3, 5]
-
-
 def test_a_tag_is_one_id_in_front_of_the_same_ids(tokenizer) -> None:
     pairs = text([("a b", "c"), ("  d", "e"), ("", "f")])
-    plain, tagged = encode_pairs(pairs, tokenizer), encode_pairs(pairs, tokenizer, source_prefix="<2de>")
+    plain, tagged = encode_pairs(pairs, tokenizer), encode_pairs(pairs, tokenizer, "<2de>", first_number=4)
+    assert (plain["number"][:], tagged["number"][:]) == ([1, 2], [4, 5])
     tag = tokenizer.convert_tokens_to_ids("<2de>")
     assert tagged["source_ids"][:] == [[tag, *ids] for ids in plain["source_ids"]]
     assert tagged["target_ids"][:] == plain["target_ids"][:]

@@ -60,6 +60,8 @@ def test_punctuation_is_split_from_words(tokenizer) -> None:
 
 def test_a_word_is_the_same_piece_at_the_start_and_inside(tokenizer) -> None:
     assert tokenizer("Hund")["input_ids"][:-1] == tokenizer("ein Hund")["input_ids"][1:-1]
+    # A frequent word is one piece.
+    assert len(tokenizer("Hund")["input_ids"]) == 2
 
 
 @pytest.mark.parametrize("text", [*TEXT[:1], *HARD, "", "zwei  Leerzeichen,\ttab", "„Zitat“ – 3,14 % …", "\x00\x07"])
@@ -86,12 +88,6 @@ def test_what_a_task_asks_of_a_tokenizer_is_saved(task, segments, side, splits, 
     assert (loaded.padding_side, loaded.split_special_tokens, loaded.model_input_names) == (side, splits, inputs)
     batch = [TEXT[0], TEXT[1] + " <s>"]
     assert loaded(batch, padding=True).data == tokenizer(batch, padding=True).data
-
-
-def test_training_is_deterministic_and_learns_the_frequent_words(tokenizer) -> None:
-    assert train_tokenizer(TEXT, 400).backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert len(tokenizer(" Hund")["input_ids"]) == 2
-    assert len(tokenizer) <= 400
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -194,6 +194,9 @@ def test_an_epoch_has_every_pair_once_with_new_ids(tokenizer, size) -> None:
     assert {len(each) for each in (*ids.values(), *again.values())} == {1}
     assert sum(ids[number] != again[number] for number in ids) > 60
     assert list(ids) != list(again) != sorted(again)
+    # The budget is that of the new lengths.
+    batches = [batch for some, _ in first for batch in some]
+    assert all(max(batch["input_ids"].numel(), batch["labels"].numel()) <= 200 for batch in batches)
     # The tag is in front of each source.
     tag = tokenizer.convert_tokens_to_ids("<2de>")
     assert all(source[0] == tag for ((source, _),) in ids.values())
@@ -203,12 +206,6 @@ def test_what_happens_to_a_pair_does_not_depend_on_windows_or_budget(tokenizer) 
     one = pairs_of(one_pass(renewed(tokenizer)))
     assert one == pairs_of(one_pass(renewed(tokenizer, size=17, tokens_per_batch=300)))
     assert one != pairs_of(one_pass(renewed(tokenizer, seed=2)))
-
-
-def test_batches_keep_to_the_budget_by_their_new_lengths(tokenizer) -> None:
-    for batches, _ in one_pass(renewed(tokenizer)):
-        for batch in batches:
-            assert max(batch["input_ids"].numel(), batch["labels"].numel()) <= 200
 
 
 def test_a_pair_that_becomes_too_long_is_skipped_in_that_epoch(tokenizer, caplog) -> None:
