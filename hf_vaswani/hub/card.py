@@ -16,7 +16,7 @@ from ..metrics import MEASURES, measure_of
 from ..recipe import LABEL_TASKS, PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe
 from ..recipe_file import load_recipe
 from ..records import Environment, Result, Scored, public
-from ..run_folder import CURVE, MODEL, RECIPE, WEIGHTS, known_validations, read_environment
+from ..run_folder import MODEL, RECIPE, WEIGHTS, read_environment
 from . import evaluation, wording
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,7 @@ def card_files(
     files = {}
     recipe = recipe or load_recipe([str(run_dir / RECIPE)])
     measure = evaluation.plotted_measure(recipe)
-    training = evaluation.read_losses(run_dir / CURVE, scored.step)
-    validations = [line for line in known_validations(run_dir) if line.step <= scored.step]
+    training, validations = evaluation.read_curve(run_dir, scored.step)
     if training or validations:
         try:
             files[PICTURE] = evaluation.curve_picture(

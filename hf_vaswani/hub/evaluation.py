@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -14,7 +15,8 @@ from ..extras import extra
 from ..files import read_json_lines
 from ..metrics import COMPARED_BY, METRICS, Comparison, in_order, measure_of
 from ..recipe import PAIR_TASKS, RANKED_BY, Recipe
-from ..records import Result, Scored, Validation
+from ..records import Result, Scored, Validation, from_json
+from ..run_folder import CURVE, VALIDATIONS
 from .wording import TASKS, named_sources, text_name
 
 if TYPE_CHECKING:
@@ -182,11 +184,18 @@ def plotted_measure(recipe: Recipe) -> str | None:
     return None if recipe.training.best_by == "loss" else recipe.training.best_by
 
 
-def read_losses(path: Path, last: int) -> list[tuple[int, float | None]]:
-    """Reads steps and losses of a training up to an update; of the last line, only a part may have been written."""
-    lines, _ = read_json_lines(path)
+def read_curve(run_dir: Path, last: int) -> tuple[list[tuple[int, float | None]], list[Validation]]:
+    """
+    Reads updates with their losses, and validations, of a run up to an update. Damaged lines are left out: the
+    training may be writing one, and a card needs none.
+    """
+    validations = []
+    for line in read_json_lines(run_dir / VALIDATIONS)[0]:
+        with suppress(ValueError):
+            validations.append(from_json(Validation, line))
     # A loss that is not finite is written as null.
-    return [(line["step"], line["loss"]) for line in lines if line["step"] <= last]
+    losses = [(line["step"], line.get("loss")) for line in read_json_lines(run_dir / CURVE)[0]]
+    return [point for point in losses if point[0] <= last], [line for line in validations if line.step <= last]
 
 
 def plot_curve(

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
-from hf_vaswani.hub.evaluation import curve_picture
+from hf_vaswani.hub.evaluation import curve_picture, read_curve
 from hf_vaswani.records import Validation
 from hf_vaswani.run_folder import read_result
 
@@ -194,6 +194,16 @@ def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     assert (model / "curve.png").read_bytes().startswith(b"\x89PNG")
     files = card_files(tiny_run, model, read_result(tiny_run), None, "main")
     assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
+
+
+def test_a_card_needs_no_checkpoint_and_no_whole_log(tiny_run, run) -> None:
+    """The training may be writing, and checkpoints may be damaged."""
+    (run / "checkpoint-12" / "progress.json").write_text("{")
+    for name in ("training.jsonl", "validations.jsonl"):
+        with (run / name).open("a") as file:
+            file.write('{"step": 1}\n{"st' if name.startswith("valid") else '{"st')
+    assert read_curve(run, 12) == read_curve(tiny_run, 12) and read_curve(run, 12)[1]
+    assert card_files(run, run / "model", read_result(run), None, "main").keys() == {"README.md", "curve.png"}
 
 
 def test_without_matplotlib_there_is_a_warning_and_no_curve(run, monkeypatch, caplog) -> None:
