@@ -128,30 +128,16 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for an encoder, and:
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the tokens to predict, or -100 where
-                nothing was masked.
-            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in
-                [`VaswaniForConditionalGeneration.forward`].
-            loss_only (`bool`): whether to return `loss` without `logits`, which are then computed for the labels
-                alone.
-
-        Returns:
-            [`MaskedLMOutput`] with `logits` of shape `(batch, source, vocab_size)`, or `None` with `loss_only`, and,
-            with labels, `loss` in nats per label.
-
-        Raises:
-            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
+        Computes logits, `(batch, source, vocab_size)`, and with labels, `(batch, source)`, the loss in nats per label.
+        Labels are the tokens to predict, or -100 where nothing was masked; with `loss_only`, logits are computed for
+        them alone. Other arguments and errors as in [`VaswaniModel.forward`] for an encoder, and in
+        [`VaswaniForConditionalGeneration.forward`].
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
         )
         logits, loss = self.predict(outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
     def predict(
         self,
@@ -217,20 +203,10 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
         **kwargs: Unpack[TransformersKwargs],
     ) -> VaswaniForPreTrainingOutput:
         """
-        Computes the logits of both heads, and with labels the loss. Takes the arguments of
-        [`VaswaniForMaskedLM.forward`], and:
-
-        Args:
-            next_sentence_label (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where the second segment
-                continues the first, 1 where it does not, -100 where there is no label.
-            num_texts_in_batch (`int`, *optional*): divisor of the summed loss of these labels; their number by
-                default.
-
-        Returns:
-            [`VaswaniForPreTrainingOutput`], whose loss is the sum of the losses whose labels are given.
-
-        Raises:
-            ValueError: as in [`VaswaniForMaskedLM`], and if a `next_sentence_label` is neither 0, 1 nor -100.
+        Computes the logits of both heads, and the sum of the losses whose labels are given. Takes the arguments of
+        [`VaswaniForMaskedLM.forward`], and raises a ValueError as it does, or if `next_sentence_label`, `(batch,)`, is
+        not 0 where the second segment continues the first, 1 where it does not, or -100 where there is no label.
+        `num_texts_in_batch` is the divisor of the summed loss of these labels; their number by default.
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
@@ -238,20 +214,9 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
         logits, loss = self.predict(outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only)
         relation = self.next_sentence(self.pooler(outputs.last_hidden_state, attention_mask))  # [batch, 2]
         if next_sentence_label is not None:
-            check_class_labels("next_sentence_label", next_sentence_label, len(relation), 2)
-            next_loss = smoothed_cross_entropy(
-                relation[:, None],
-                next_sentence_label[:, None],  # type: ignore[arg-type]
-                num_items_in_batch=num_texts_in_batch,
-            )
+            next_loss = text_loss("next_sentence_label", relation, next_sentence_label, 0.0, num_texts_in_batch)
             loss = next_loss if loss is None else loss + next_loss
-        return VaswaniForPreTrainingOutput(
-            loss=loss,
-            prediction_logits=logits,
-            seq_relationship_logits=relation,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return VaswaniForPreTrainingOutput(loss, logits, relation, outputs.hidden_states, outputs.attentions)
 
 
 @without_changed_hooks
@@ -310,36 +275,16 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for a decoder on
-        its own, and:
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): the tokens themselves, or -100 for
-                those that are not to be predicted. As in every causal model of transformers, each is predicted at the
-                position before it.
-            logits_to_keep (`int` or `torch.LongTensor`): number of last positions, or indices of positions, whose
-                logits to return; 0 means all. Without effect if there are labels.
-            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*), loss_only (`bool`): as in
-                [`VaswaniForConditionalGeneration.forward`].
-
-        Returns:
-            [`CausalLMOutputWithPast`] with `logits` of shape `(batch, length, vocab_size)`, or `None` with
-            `loss_only`, and, with labels, `loss` in nats per token.
-
-        Raises:
-            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
+        Computes logits, `(batch, length, vocab_size)`, and with labels, `(batch, length)`, the loss in nats per token.
+        Labels are the tokens themselves, or -100 for those that are not to be predicted: as in every causal model of
+        transformers, each is predicted at the position before it. Without labels, `logits_to_keep` is the number of
+        last positions, or indices of positions, whose logits to return; 0 means all. Other arguments and errors as in
+        [`VaswaniModel.forward`] for a decoder on its own, and in [`VaswaniForConditionalGeneration.forward`].
         """
         if labels is not None:
             use_cache = False
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        options = {"cache": cache, "use_cache": use_cache, "position_ids": position_ids}
+        outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **options, **kwargs)
         hidden_states = outputs.last_hidden_state
         if labels is not None:
             check_shape("labels", labels, *hidden_states.shape[:2])
@@ -406,47 +351,22 @@ class VaswaniForSequenceClassification(VaswaniClassifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """
-        Computes the scores of the labels, and with labels the loss. Takes the arguments of its stack, and:
-
-        Args:
-            labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): the true label of each
-                text; one 0 or 1 for each label with the config's `problem_type` `"multi_label_classification"`, and
-                numbers with `"regression"`.
-            epsilon_ls (`float`): label smoothing of single labels, as in [`smoothed_cross_entropy`].
-            num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of texts by default.
-            loss_only (`bool`): whether to return `loss` without `logits`, as the language models do.
-
-        Returns:
-            [`SequenceClassifierOutput`] with `logits` of shape `(batch, num_labels)`, and, with labels, `loss`.
-
-        Raises:
-            ValueError: as in the stack, and if labels have another shape or are not below `num_labels`.
+        Computes the scores of the labels, `(batch, num_labels)`, and with labels the loss of
+        [`classification_loss`]. Other arguments and errors as in its stack, and in the language models.
         """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            use_cache=kwargs.pop("use_cache", False),
-            token_type_ids=token_type_ids,
-            **kwargs,
-        )
+        options = {"use_cache": kwargs.pop("use_cache", False), "token_type_ids": token_type_ids}
+        outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **options, **kwargs)
         hidden_states = outputs.last_hidden_state
         if self.pooler is not None:
             text = self.pooler(hidden_states, attention_mask)
         else:
             text = pick(hidden_states, last_tokens(hidden_states, attention_mask, input_ids, self.config.pad_token_id))
         logits = self.classifier(self.dropout(text))  # [batch, num_labels]
-        loss = (
-            None
-            if labels is None
-            else classification_loss(logits, labels, self.config, epsilon_ls, num_items_in_batch)
-        )
-        return SequenceClassifierOutput(
-            loss=loss,
-            logits=None if loss_only else logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        loss = None
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.config, epsilon_ls, num_items_in_batch)
+        kept: Any = None if loss_only else logits
+        return SequenceClassifierOutput(loss, kept, outputs.hidden_states, outputs.attentions)
 
 
 class VaswaniForTokenClassification(VaswaniClassifier):
@@ -468,21 +388,9 @@ class VaswaniForTokenClassification(VaswaniClassifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """
-        Computes the scores of the labels, and with labels the loss. Takes the arguments of
-        [`VaswaniModel.forward`] for an encoder, and:
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the true labels, or -100 where there is
-                none.
-            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
-            loss_only (`bool`): whether to return `loss` without `logits`, as the language models do.
-
-        Returns:
-            [`TokenClassifierOutput`] with `logits` of shape `(batch, source, num_labels)`, and, with labels, `loss` in
-            nats per label.
-
-        Raises:
-            ValueError: as in [`VaswaniModel`], and if labels have another shape or are not below `num_labels`.
+        Computes the scores of the labels, `(batch, source, num_labels)`, and with labels, `(batch, source)`, -100
+        where there is none, the loss in nats per label. Other arguments and errors as in [`VaswaniModel.forward`] for
+        an encoder, and in the language models.
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
@@ -493,12 +401,8 @@ class VaswaniForTokenClassification(VaswaniClassifier):
             check_shape("labels", labels, *logits.shape[:2])
             check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.num_labels, "num_labels")
             loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=None if loss_only else logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        kept: Any = None if loss_only else logits
+        return TokenClassifierOutput(loss, kept, outputs.hidden_states, outputs.attentions)
 
 
 def classification_loss(
@@ -509,17 +413,11 @@ def classification_loss(
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
     """
-    Computes the loss of [`VaswaniForSequenceClassification`], whose arguments it takes; the kind of problem as in
-    transformers' classifiers.
-
-    Args:
-        logits (`torch.Tensor` of shape `(batch, num_labels)`): scores of the labels.
-
-    Returns:
-        `torch.Tensor`, a scalar in float32.
-
-    Raises:
-        ValueError: if labels have another shape or are not below `num_labels`.
+    Computes the loss, a scalar in float32, of scores `(batch, num_labels)`; the kind of problem as in transformers'
+    classifiers. Labels are the true label of each text, `(batch,)`; or, `(batch, num_labels)`, one 0 or 1 for each
+    with the config's `problem_type` `"multi_label_classification"`, and numbers with `"regression"`. Raises a
+    ValueError if they have another shape or are not below `num_labels`. `epsilon_ls` smooths single labels, and
+    `num_items_in_batch` is the divisor of the summed loss; the number of texts by default.
     """
     problem = config.problem_type
     if problem is None and config.num_labels == 1:
@@ -528,13 +426,7 @@ def classification_loss(
         whole = not labels.dtype.is_floating_point
         problem = "single_label_classification" if whole else "multi_label_classification"
     if problem == "single_label_classification":
-        check_class_labels("labels", labels, len(logits), config.num_labels)
-        return smoothed_cross_entropy(
-            logits[:, None],
-            labels[:, None],  # type: ignore[arg-type]
-            epsilon_ls,
-            num_items_in_batch,
-        )
+        return text_loss("labels", logits, labels, epsilon_ls, num_items_in_batch)
     if labels.numel() != logits.numel():
         raise ValueError(
             f"labels has the shape {tuple(labels.shape)}, but with the problem_type {problem} it must be "
@@ -549,11 +441,16 @@ def classification_loss(
     return total / (items * config.num_labels)
 
 
-def check_class_labels(name: str, labels: torch.Tensor, batch: int, num_labels: int) -> None:
-    """Checks that there is one label for each text, known or -100; raises a ValueError with shape or label."""
+def text_loss(name: str, logits: Any, labels: Any, epsilon_ls: float, num_items_in_batch: Any) -> torch.Tensor:
+    """
+    Returns [`smoothed_cross_entropy`] with one label for each text, `(batch,)`, known or -100; raises a ValueError
+    with the name of the argument, and its shape or the label that is unknown.
+    """
+    batch, num_labels = logits.shape
     if labels.shape != (batch,):
         raise ValueError(f"{name} has the shape {tuple(labels.shape)}, but must be ({batch},): one for each text.")
     check_ids(name, labels.masked_fill(labels == -100, 0), num_labels, "num_labels")
+    return smoothed_cross_entropy(logits[:, None], labels[:, None], epsilon_ls, num_items_in_batch)
 
 
 FORWARD[VaswaniForCausalLM] = VaswaniForCausalLM.forward

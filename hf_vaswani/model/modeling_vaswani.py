@@ -765,53 +765,39 @@ class VaswaniModel(VaswaniPreTrainedModel):
             encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): what the encoder returned in an earlier call.
             cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
                 decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
-            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): likewise.
+            inputs_embeds, decoder_inputs_embeds (`torch.Tensor`, *optional*): their embeddings in place of ids.
             use_cache (`bool`, *optional*): whether to create and return a cache.
             token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments; all 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
                 own, counted from 0; by default they count the tokens of each sentence. Without mask and cache, a text
                 begins wherever they do not go on by 1, and no position attends to another text than its own.
 
-        Returns:
-            [`Seq2SeqModelOutput`] with `last_hidden_state`, `(batch, target, d_model)`, or the only stack's output.
-
-        Raises:
-            ValueError: if not exactly one of ids and embeddings is given, shapes do not fit, an id, a segment or a
-                learned position is beyond its table, or two layers share an entry of the cache.
-            TypeError: if an argument is given that nothing in the model reads.
+        Returns [`Seq2SeqModelOutput`] with `last_hidden_state`, `(batch, target, d_model)`, or the only stack's
+        output. Raises a ValueError if not exactly one of ids and embeddings is given, shapes do not fit, an id is
+        beyond its table, or layers share an entry of the cache; and a TypeError for an argument that nothing reads.
         """
         of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
-        of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
+        of_two: dict[str, Any] = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
-            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target, **of_both)
+            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target, **of_two)
             return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         if self.encoder is None:
-            refuse_unread(self, **of_the_target, **of_both)
+            refuse_unread(self, **of_the_target, **of_two)
             check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
             kwargs |= {"cache": cache, "use_cache": use_cache, "position_ids": position_ids}
             return self.decoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         refuse_unread(self, position_ids=position_ids)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        elif isinstance(encoder_outputs, torch.Tensor):
-            raise ValueError("encoder_outputs is a tensor: pass the encoder's whole output, or a tuple of tensors.")
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
-        states = encoder_outputs.last_hidden_state
-        kwargs |= {"encoder_hidden_states": states, "encoder_attention_mask": attention_mask}
+        encoder_outputs = as_encoder_output(encoder_outputs)
+        kwargs |= {"encoder_hidden_states": encoder_outputs[0], "encoder_attention_mask": attention_mask}
         kwargs |= {"cache": cache, "use_cache": use_cache, "inputs_embeds": decoder_inputs_embeds}
         decoder_outputs = self.decoder(decoder_input_ids, decoder_attention_mask, **kwargs)
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            decoder_attentions=decoder_outputs.attentions,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=states,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
-            **{CACHE: decoder_outputs.get(CACHE)},
-        )
+        names = ("last_hidden_state", "hidden_states", "attentions")
+        of_both = {f"encoder_{name}": encoder_outputs.get(name) for name in names}
+        of_both |= {f"decoder_{name}": decoder_outputs.get(name) for name in names[1:]}
+        of_both |= {name: decoder_outputs.get(name) for name in ("last_hidden_state", "cross_attentions", CACHE)}
+        return Seq2SeqModelOutput(**of_both)
 
 
 class VaswaniLanguageModel(VaswaniPreTrainedModel):
@@ -896,7 +882,8 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`], and:
+        Computes logits, `(batch, target, vocab_size)`, and with labels the loss in nats per target token. Takes the
+        arguments of [`VaswaniModel.forward`], with the same errors, and:
 
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, or -100 where
@@ -904,15 +891,8 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`]. transformers' Trainer takes every
                 argument with "label" in its name for a column of the data.
             num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of labels by default.
-            loss_only (`bool`): whether to return `loss` without `logits`. Computed a few positions at a time, it takes
-                a fraction of the memory. Its `backward` can run once only.
-
-        Returns:
-            [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
-            with labels, `loss` in nats per target token.
-
-        Raises:
-            ValueError: as in [`VaswaniModel.forward`], and if labels do not fit, or are missing with `loss_only`.
+            loss_only (`bool`): return `loss` without `logits`, computed a few positions at a time in a fraction of the
+                memory. Its `backward` can run once only.
         """
         if labels is not None:
             use_cache = False
@@ -998,6 +978,13 @@ def check_ids(name: str, ids: torch.Tensor | None, size: int, size_name: str, wa
         for id_ in torch.stack((ids.min(), ids.max())).tolist():
             if not 0 <= id_ < size:
                 raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
+
+
+def as_encoder_output(given: Any) -> BaseModelOutput:
+    """Returns the output of an encoder that was given as one, or as a tuple; raises a ValueError for a tensor."""
+    if isinstance(given, torch.Tensor):
+        raise ValueError("encoder_outputs is a tensor: pass the encoder's whole output, or a tuple of tensors.")
+    return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
 
 
 def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int | None = None) -> None:

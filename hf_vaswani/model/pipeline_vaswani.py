@@ -204,52 +204,43 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         **kwargs: Any,
     ) -> Any:
         """
-        Translates one text or many. The model reads each text as one sentence, unless `split_sentences` is set.
+        Translates one text or many, each as one sentence unless `split_sentences` is set.
 
         Args:
-            inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): the texts. A column
-                of a dataset (`dataset["en"]`) counts as a list. The lists of a list are translated one by one.
-            markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
-                them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
+            inputs (`str`, list, generator or `torch.utils.data.Dataset` of `str`): the texts. A column of a dataset
+                (`dataset["en"]`) counts as a list, and the lists of a list are translated one by one.
+            markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, and puts them where the
+                attention says; `"placeholders"` the last three. Needs a Vaswani model.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize; with markup they read a dataset.
-            batch_size (`int`, *optional*, defaults to 1): number of texts that the model translates at a time, except
-                that it translates few long sentences and many short ones together.
+            batch_size (`int`, *optional*, defaults to 1): texts at a time: fewer long sentences, and more short ones.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
                 with the language tag that the text begins with, and join the translations of the same rank.
-            longest_sentence (`int`, *optional*): in tokens, by default [`longest_source`]. A pipeline for translation
-                cuts a longer sentence into pieces of at most half as many, and joins their translations, unless
-                `truncation`, `return_tensors` or a `streamer` is set.
+            longest_sentence (`int`, *optional*): in tokens, by default [`longest_source`]. A longer one is translated
+                in pieces of at most half as many, unless `truncation`, `return_tensors` or a `streamer` is set.
             return_tensors (`bool`, *optional*): return token ids instead of text, whatever `return_text` says.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
             truncation (`bool` or `str`, *optional*): truncate sentences that are longer than the tokenizer's
                 `model_max_length` or the model's `max_position_embeddings`.
-            src_lang, tgt_lang (`str`, *optional*): languages, for multilingual tokenizers; a target language also for
-                vocabularies with a tag for each, as `<2de>`, which is put in front of the sentence. Models whose
-                config has `language_pairs` accept these languages only.
+            src_lang, tgt_lang (`str`, *optional*): languages, of the `language_pairs` in the config if it has any, for
+                multilingual tokenizers, or a target language for a vocabulary with a tag for each, as `<2de>`.
             stop_sequence (`str`, *optional*): text of one token that ends an answer, in place of `</s>`.
             kwargs: arguments of `model.generate`: `num_beams`, `num_return_sequences`, `generation_config`, ...
 
         Returns:
-            `list[dict]` with the key `generated_text` (`str`), or `generated_token_ids` (`torch.LongTensor` of shape
-            `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
-            text if there are several translations of each, nested like the input. For a generator or a dataset, an
-            iterator over one list of dicts per text, which translates while it is read. Text without words
-            stays as it is, and white space alone becomes an empty text; their ids are padding.
+            `list[dict]` with the key `generated_text` (`str`), or `generated_token_ids` (`torch.LongTensor`,
+            `(target,)`): of one text, its translations; of a list, one dict or list of several per text, nested like
+            the input; of a generator or a dataset, an iterator over a list per text. Text without words stays.
 
         Raises:
-            TypeError, ValueError: if a text has another type or half of a surrogate pair, nobody knows a keyword, the
-                model was not trained for a language, or ids are to be returned of joined translations.
+            TypeError, ValueError: if a text is no valid `str`, nobody knows a keyword, the model was not trained for a
+                language, or ids are to be returned of joined translations.
         """
         texts = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)) else None
         loading = {"num_workers": num_workers, "batch_size": batch_size}
         if texts and all(isinstance(each, list) for each in texts):
             return [self(each, *args, markup=markup, **loading, **kwargs) for each in texts]
         markup = self.markup if markup is None else markup
-        before, _, after = self._sanitize_parameters(**kwargs)
-        before, after = self._preprocess_params | before, self._postprocess_params | after
-        if after.get("return_tensors") and (markup is not None or before.get("split_sentences")):
-            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
-            raise ValueError(f"return_tensors=True is not supported with {option}, which joins translations as text.")
+        self._check_ids_are_whole(markup, **kwargs)
         translate = super().__call__
         if markup is not None:
             translate = self._from_home("markup", "markup", markup)(self, markup)
@@ -263,6 +254,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if not isinstance(inputs, (GeneratorType, Dataset)):
             require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         return translate(inputs, *args, **loading, **kwargs)
+
+    def _check_ids_are_whole(self, markup: str | None, **kwargs: Any) -> None:
+        """Raises a `ValueError` if a call asks for the ids of translations that are joined as text."""
+        before, _, after = self._sanitize_parameters(**kwargs)
+        before, after = self._preprocess_params | before, self._postprocess_params | after
+        if after.get("return_tensors") and (markup is not None or before.get("split_sentences")):
+            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
+            raise ValueError(f"return_tensors=True is not supported with {option}, which joins translations as text.")
 
     def kept(self, text: str) -> str | None:
         """Returns what stands for the answer to a text that the model does not read (see [`kept`]), or `None`."""
