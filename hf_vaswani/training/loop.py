@@ -29,7 +29,7 @@ from ..metrics import compare_sets, measure_of, score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, close_process_group, on_main_process
-from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe
+from ..recipe import MEASURED_TASKS, Recipe, TrainingRecipe
 from ..records import Result, public
 from ..run_folder import (
     CURVE,
@@ -286,7 +286,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     if state.step == 0 and run.recipe.initialize.from_ is not None and "validation" in run.sets:
         # The curves begin with the scores of the model that the run starts from.
         validate(run, state.eval_model(), 0)
-    predicted = "labels" if run.recipe.task in LABEL_TASKS else "target tokens"
+    predicted = "labels" if isinstance(state.model, VaswaniClassifier) else "target tokens"
     saved, seconds = time.monotonic(), 60 * (training.save_every_minutes or math.inf)
     with closing(_Progress(accelerator, state.step, training.max_steps, predicted)) as progress:
         while not last:

@@ -45,7 +45,7 @@ from ..translation.loading import (
     load_whole_tokenizer,
     quiet,
 )
-from .tasks import config_of_labels, model_class, search_of
+from .tasks import config_of_labels, config_of_task, model_class, search_of
 from .transfer import seeded
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _load(
             f"The tokenizer of {folder} does not put {tokenizer.eos_token} after a sentence, so a model would never "
             "learn where to end."
         )
-    if recipe.task != "translation":
+    if "language_pairs" not in config_of_task(recipe):
         model.config.language_pairs = None
     return model, tokenizer
 

@@ -149,7 +149,7 @@ def _config(run: Run) -> VaswaniConfig:
     if run.start is not None:
         config: VaswaniConfig = VaswaniConfig.from_pretrained(run.folder / START)
         config.update({name: settings[name] for name in FREE})
-        config.language_pairs = run.recipe.language_pairs if run.recipe.task == "translation" else None
+        config.language_pairs = config_of_task(run.recipe).get("language_pairs")
         # A model without a record may have seen longer sentences before.
         known, longest = config.longest_sentence, _longest_sentence(run)
         config.longest_sentence = None if known is None or longest is None else max(known, longest)
