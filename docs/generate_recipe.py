@@ -43,7 +43,7 @@ Any key can be overridden on the command line by `--section.key value`, for exam
 keys, and values of a wrong type or out of range, are errors that name the key. The complete recipe, with all defaults,
 is saved as `recipe.yaml` in the run folder. `hf-vaswani train --help` prints this reference.
 
-`null` is YAML for "no value". Only `true` and `false` are booleans: `no` is a string.
+`null` is YAML for "no value". `no` is a string, as for Norwegian, and false only for a key that is true or false.
 """
 SIGNS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
 TYPES = {int: "`int`", float: "`float`", bool: "`bool`", str: "`str`", NoneType: "`null`"}

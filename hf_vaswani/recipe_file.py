@@ -33,6 +33,8 @@ REMOVED_SECTIONS = ("diversification",)
 
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 
+WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
 COMMAND_LINE = "The command line"
 HELP = """ Every key below can be set in the recipe file, or overridden here.
 
@@ -187,6 +189,8 @@ def _built(hint: Any, value: Any, key: str, where: str) -> Any:
     """
     section = section_in(hint)
     if section is None or (value is None and NoneType in get_args(hint)):
+        if isinstance(value, str) and not _has_type(value, hint) and _has_type(_unquoted(value), hint):
+            value = _unquoted(value)
         if not _has_type(value, hint):
             expected = _in_words(hint)
             # The value of a list that is wrong may be one of its items.
@@ -215,6 +219,14 @@ def _built(hint: Any, value: Any, key: str, where: str) -> Any:
         field, inner = keys_of(section)[name]
         values[field.name] = _built(inner, item, below, where)
     return section(**values)
+
+
+def _unquoted(text: str) -> Any:
+    """Returns the number or boolean that a string has within quotes; as in version 0.1, also `yes` and `off`."""
+    try:
+        return WORDS.get(text.lower(), _Loader(text, "").get_single_data())
+    except (ValueError, yaml.YAMLError):
+        return text
 
 
 def _has_type(value: Any, hint: Any) -> bool:

@@ -64,6 +64,12 @@ REVISIONS = ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", 
             ["--training.trackers=[c]", "--training.trackers+=d", "--training.trackers+", "[e]"],
             "training: {trackers: [c, d, e]}",
         ),
+        # Quotes around numbers, and the booleans of YAML 1.1, as version 0.1 reads them.
+        (
+            "seed: '5'\nmodel: {dropout: '0.2'}",
+            ["--training.compile=yes", "--data.streaming", "off"],
+            "seed: 5\nmodel: {dropout: 0.2}\ntraining: {compile: true}",
+        ),
         # An alias is the same object in two places.
         (
             "more_data: [&s {train_files: a.tsv}, *s]",
@@ -228,8 +234,8 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("training: 5\n", ["'training'", "5"]),
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
-        ("training: {compile: yes}\n", ["training.compile must be true or false, but it is 'yes'"]),
-        ("seed: '5'\n", ["seed must be an integer, but it is '5'"]),
+        ("training: {compile: maybe}\n", ["training.compile must be true or false, but it is 'maybe'"]),
+        ("seed: '5.5'\n", ["seed must be an integer, but it is '5.5'"]),
         ("seed: true\n", ["seed must be an integer, but it is True"]),
         ("hub: {license: 3}\n", ["hub.license must be a string or null, but it is 3"]),
         ("training: {max_steps: [}\n", ["YAML", "line 1"]),
