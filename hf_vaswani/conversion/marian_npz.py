@@ -181,12 +181,6 @@ def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def _check_options(path: Path, options: dict[str, Any]) -> str:
     """Rejects the first option that a Vaswani model does not support; returns the norm position."""
     check_supported(options, SWITCHES, path)
-    d_ff, decoder_d_ff = options.get("transformer-dim-ffn"), options.get("transformer-decoder-dim-ffn", 0)
-    if decoder_d_ff not in (0, d_ff):
-        raise ValueError(
-            f"{path} has transformer-dim-ffn {d_ff} and transformer-decoder-dim-ffn {decoder_d_ff}, but they must be "
-            "equal."
-        )
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     norms = tuple(options.get(name, default) or "" for name, default in zip(names, ("", "dan", ""), strict=True))
     if norms not in NORM_POSITIONS:

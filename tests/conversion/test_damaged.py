@@ -167,7 +167,6 @@ DAMAGED: dict[str, list[tuple[str, Damage, str]]] = {
         ("model.npz", npz({"transformer-tied-layers": [1, 1]}), "transformer-tied-layers [1, 1]"),
         ("model.npz", npz({"transformer-postprocess-emb": "nd"}), "transformer-postprocess-emb 'nd'"),
         ("model.npz", npz({"transformer-ffn-depth": 3}), "transformer-ffn-depth 3"),
-        ("model.npz", npz({"transformer-decoder-dim-ffn": 8}), "-dim-ffn 40 and transformer-decoder-dim-ffn 8"),
         ("model.npz", npz({"transformer-ffn-activation": "tanh"}), "'tanh', but only swish, relu, gelu are supported"),
         ("model.npz", npz({"transformer-preprocess": "d"}), "transformer-preprocess 'd'"),
         ("model.npz", npz({"right-left": True}), "right-left True"),
