@@ -109,6 +109,33 @@ def put_in_place(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """
+    Replaces a file by one that is written under a temporary name.
+
+    Args:
+        path (`Path`): the final name.
+
+    Yields:
+        `Path`: the temporary name. What is there is removed if writing fails.
+
+    Raises:
+        OSError: writing fails, for example because the disk is full; the file is unchanged.
+    """
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        put_in_place(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        # An error that the caller raises itself has no errno, or the name of another file.
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
+            raise OSError(f"{path} could not be written, and is unchanged: {error}") from error
+        raise
+
+
 def atomic_write_text(path: Path, text: str) -> None:
     """Replaces a text file atomically, in UTF-8; see [`atomic_write_bytes`]."""
     atomic_write_bytes(path, text.encode())
@@ -125,16 +152,8 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: writing fails, for example because the disk is full; the file is unchanged.
     """
-    temporary = temporary_name(path)
-    try:
+    with replacing(path) as temporary:
         temporary.write_bytes(content)
-        put_in_place(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(f"{path} could not be written, and is unchanged: {error}") from error
-        raise
 
 
 @contextmanager
@@ -151,18 +170,8 @@ def atomic_lines(path: Path) -> Iterator[IO[str]]:
     Raises:
         OSError: writing fails, for example because the disk is full.
     """
-    temporary = temporary_name(path)
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            yield file
-        put_in_place(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        # An error that the caller raises itself has no errno, or the name of another file.
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
-            raise OSError(f"{path} could not be written, and was removed: {error}") from error
-        raise
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def append_line(path: Path, line: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from ..files import put_in_place, temporary_name
+from ..files import replacing
 from ..records import from_json, public, to_json
 from ..translation.growing_file import different_settings
 from .shards import Shard, Source, open_url
@@ -113,12 +113,8 @@ class Folder:
             return
         path = Path(self.at(name))
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary_name(path)
-        try:
+        with replacing(path) as file:
             yield file
-            put_in_place(file, path)
-        finally:
-            file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
