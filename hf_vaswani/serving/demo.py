@@ -11,7 +11,7 @@ from ..extras import extra
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
-from ..translation.alignment import AlignedPart, ended_by, translate_and_align
+from ..translation.alignment import Alignment, ended_by, translate_and_align
 from ..visualization.explorer import explore
 from .batcher import EndCriteria, OverdueError
 
@@ -108,7 +108,7 @@ class DemoTranslator:
             )
         # Behind a tag, the text begins later.
         begin = len(text) - len(self.pipeline.tags.split(text)[1])
-        aligned = [part._replace(source=part.source + begin) for part in best[1]]
+        aligned = [part.moved(begin, 0) for part in best[1]]
         return Answer([best[0], *(other for other, _ in others)], *coloured(text, best[0], aligned))
 
     def explorer(self, text: str, language: str | None, num_beams: float, alpha: float) -> str:
@@ -128,24 +128,20 @@ def check_length(text: str) -> None:
         raise ValueError(f"The text has {len(text):,} characters, but at most {MAX_CHARACTERS:,} are translated.")
 
 
-def coloured(source: str, target: str, aligned: Sequence[AlignedPart]) -> tuple[Words, Words]:
+def coloured(source: str, target: str, aligned: Sequence[Alignment]) -> tuple[Words, Words]:
     """
     Gives words that belong together the same colour.
 
     Args:
         source (`str`), target (`str`): a text and its translation.
-        aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
+        aligned (`Sequence[Alignment]`): the alignments of its sentences.
     """
     marks: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = ([], [])
     number = 0
-    for alignment, source_start, target_start in aligned:
+    for alignment in aligned:
         for group in _groups(alignment.links()):
-            for side, spans, start in (
-                (0, alignment.source_spans, source_start),
-                (1, alignment.target_spans, target_start),
-            ):
-                for word in sorted({link[side] for link in group}):
-                    marks[side].append((spans[word][0] + start, spans[word][1] + start, number % len(COLOURS)))
+            for side, spans in enumerate((alignment.source_spans, alignment.target_spans)):
+                marks[side].extend((*spans[word], number % len(COLOURS)) for word in {link[side] for link in group})
             number += 1
     return _parts(source, marks[0]), _parts(target, marks[1])
 

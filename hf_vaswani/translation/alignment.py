@@ -11,10 +11,10 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -131,6 +131,12 @@ class Alignment:
     source_spans: list[tuple[int, int]] = field(default_factory=list)
     target_spans: list[tuple[int, int]] = field(default_factory=list)
 
+    def moved(self, source: int, target: int) -> "Alignment":
+        """Returns the alignment of a part of a text, whose characters are counted from the beginning of the text."""
+        both = ((self.source_spans, source), (self.target_spans, target))
+        source_spans, target_spans = ([(start + by, end + by) for start, end in spans] for spans, by in both)
+        return replace(self, source_spans=source_spans, target_spans=target_spans)
+
     def links(self, method: str = "argmax") -> list[tuple[int, int]]:
         """
         Returns the pairs of a source word and a target word that belong together.
@@ -227,21 +233,13 @@ def identity(text: str, start: int, unit: str = "pieces") -> Alignment:
     return Alignment(parts, parts, torch.eye(len(parts)), [(start + a, start + b) for a, b in spans], spans)
 
 
-class AlignedPart(NamedTuple):
-    """An alignment of a part of a text, and where it begins in the text and in its translation."""
-
-    alignment: Alignment
-    source: int = 0
-    target: int = 0
-
-
 def align_parts(
     model: Any,
     tokenizer: Any,
     found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
     unit: str = "pieces",
     kept: Callable[[str], str | None] = kept,
-) -> list[list[tuple[str, list[AlignedPart]]]]:
+) -> list[list[tuple[str, list[Alignment]]]]:
     """
     Joins translations of the parts of texts, and aligns them.
 
@@ -251,7 +249,8 @@ def align_parts(
         kept (`Callable`): returns `None` for a part that the model has read. Others are their own translations.
 
     Returns:
-        `list`: for each text its translations, best first, each with the alignments of its parts.
+        `list`: for each text its translations, best first, each with the alignments of its parts, whose spans are
+            characters of the whole text and its translation.
     """
     pairs = [
         (source, translation, kept(source.removeprefix(parts.front)) is None)
@@ -272,7 +271,7 @@ def align_parts(
             text, place, pieces = parts.join(rank), 0, []
             for (start, _), translation in zip(parts.spans, rank, strict=True):
                 place = text.index(translation, place)
-                pieces.append(AlignedPart(next(aligned), start - len(parts.front), place))
+                pieces.append(next(aligned).moved(start - len(parts.front), place))
                 place += len(translation)
             candidates.append((text, pieces))
         texts.append(candidates)
@@ -281,7 +280,7 @@ def align_parts(
 
 def translate_and_align(
     pipeline: Any, texts: list[str], unit: str = "pieces", **kwargs: Any
-) -> list[list[tuple[str, list[AlignedPart]]]]:
+) -> list[list[tuple[str, list[Alignment]]]]:
     """
     Translates texts by a pipeline, without their markup, and aligns their parts.
 

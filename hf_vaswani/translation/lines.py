@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..model.sentences_vaswani import LanguageTags, Parts, cut, has_words, longest_source, may_be_longer
 from ..processes import Processes
-from .alignment import AlignedPart, align_parts
+from .alignment import Alignment, align_parts
 from .batches import translate_corpus, translate_n_best
 from .placement import translate_markup
 from .quantization import autocast_to
@@ -118,7 +118,7 @@ class LineTranslator:
         """Returns the best translation of each line, with its markup (see [`parse`])."""
         split: list[int] = []
 
-        def translate(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+        def translate(plain: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
             found = self._align(plain, "pieces")
             # Lines that are translated again are not counted again.
             split.append(self.lines_split)
@@ -128,7 +128,7 @@ class LineTranslator:
         found = translate_markup(list(map(self.tags.split, lines)), kind, translate)
         return [[(0.0, candidates[0])] for candidates in found]
 
-    def _align(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[AlignedPart]]]]:
+    def _align(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[Alignment]]]]:
         """Returns the n-best list of each line, each translation with the alignments of its parts."""
         found = self._translate_parts(lines)
         ranks = [
@@ -165,16 +165,13 @@ def _joined(parts: Parts, found: Sequence[Candidates]) -> Candidates:
     ]
 
 
-def _links(source: str, target: str, pieces: Sequence[AlignedPart]) -> list[Link]:
+def _links(source: str, target: str, pieces: Sequence[Alignment]) -> list[Link]:
     """Returns the links between the words of a line and its translation."""
     starts = [[match.start() for match in re.finditer(r"\S+", text)] for text in (source, target)]
     links: dict[tuple[int, int], float] = {}
-    for alignment, *begins in pieces:
+    for alignment in pieces:
         for link in alignment.links():
             spans = alignment.source_spans[link[0]], alignment.target_spans[link[1]]
-            left, right = (
-                max(0, bisect_right(words, span[0] + begin) - 1)
-                for words, span, begin in zip(starts, spans, begins, strict=True)
-            )
+            left, right = (max(0, bisect_right(words, span[0]) - 1) for words, span in zip(starts, spans, strict=True))
             links.setdefault((left, right), float(alignment.probabilities[link[1], link[0]]))
     return [(left, right, probability) for (left, right), probability in links.items()]

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..model.pipeline_vaswani import require_text
-from .alignment import AlignedPart, aligning_layers, end_if_over, translate_and_align
+from .alignment import Alignment, aligning_layers, end_if_over, translate_and_align
 from .markup import PROTECTED, SPACE, WORD, Node, Segment, all_nodes, parse
 
 Span = tuple[int, int]
@@ -109,37 +109,35 @@ def target_words(translation: str, texts: set[str]) -> list[Word]:
     return words
 
 
-def _attention(aligned: Sequence[AlignedPart], sources: Sequence[Word], targets: Sequence[Word]) -> torch.Tensor:
+def _attention(aligned: Sequence[Alignment], sources: Sequence[Word], targets: Sequence[Word]) -> torch.Tensor:
     """Returns the attention of each target word to the source's, of shape `(target, source)`; rows sum to 1 or 0."""
     attention = torch.zeros(len(targets), len(sources))
     for part in aligned:
-        pieces = part.alignment
-        if pieces.probabilities.numel():
+        if part.probabilities.numel():
             source, target = (slice(*each) for each in _within(part, sources, targets))
-            columns = _shares(pieces.source_spans, part.source, [word.span for word in sources[source]])
-            rows = _shares([word.span for word in targets[target]], -part.target, pieces.target_spans)
-            attention[target, source] += rows @ pieces.probabilities @ columns
+            columns = _shares(part.source_spans, [word.span for word in sources[source]])
+            rows = _shares([word.span for word in targets[target]], part.target_spans)
+            attention[target, source] += rows @ part.probabilities @ columns
     return attention / attention.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 
-def _within(part: AlignedPart, sources: Sequence[Word], targets: Sequence[Word]) -> tuple[Span, Span]:
+def _within(part: Alignment, sources: Sequence[Word], targets: Sequence[Word]) -> tuple[Span, Span]:
     """Returns which words of the source and of the translation have characters of a part."""
-    sides = ((sources, part.alignment.source_spans, part.source), (targets, part.alignment.target_spans, part.target))
     source, target = (
         (
-            bisect_right(words, spans[0][0] + begin, key=lambda word: word.span[1]),
-            bisect_left(words, spans[-1][1] + begin, key=lambda word: word.span[0]),
+            bisect_right(words, spans[0][0], key=lambda word: word.span[1]),
+            bisect_left(words, spans[-1][1], key=lambda word: word.span[0]),
         )
-        for words, spans, begin in sides
+        for words, spans in ((sources, part.source_spans), (targets, part.target_spans))
     )
     return source, target
 
 
-def _shares(spans: Sequence[Span], offset: int, parts: Sequence[Span]) -> torch.Tensor:
+def _shares(spans: Sequence[Span], parts: Sequence[Span]) -> torch.Tensor:
     """Returns the share of each part in the characters of each span, of shape `(spans, parts)`; rows sum to 1 or 0."""
     if not spans or not parts:
         return torch.zeros(len(spans), len(parts))
-    left, right = torch.tensor(spans)[:, None] + offset, torch.tensor(parts)
+    left, right = torch.tensor(spans)[:, None], torch.tensor(parts)
     common = torch.minimum(left[..., 1], right[:, 1]) - torch.maximum(left[..., 0], right[:, 0])
     common = common.clamp(min=0).float()
     return common / common.sum(dim=1, keepdim=True).clamp(min=1e-9)
@@ -178,7 +176,7 @@ class Placement:
     Args:
         segment ([`Segment`]): the segment.
         translation (`str`): the translation of its text.
-        aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
+        aligned (`Sequence[Alignment]`): the alignments of its sentences, by their characters in both.
 
     Attributes:
         source (`list[Word]`), target (`list[Word]`): the words of both.
@@ -192,7 +190,7 @@ class Placement:
         ValueError: the segment has several thousand words.
     """
 
-    def __init__(self, segment: Segment, translation: str, aligned: Sequence[AlignedPart]) -> None:
+    def __init__(self, segment: Segment, translation: str, aligned: Sequence[Alignment]) -> None:
         end_if_over()
         self.text, self.translation = segment.text, translation
         self.source = source_words(segment)
@@ -205,9 +203,7 @@ class Placement:
                 f"translation of {len(self.target):,}: split it."
             )
         self.attention = _attention(aligned, self.source, self.target)
-        self.sentences = [
-            _within(part, self.source, self.target) for part in aligned if part.alignment.probabilities.numel()
-        ]
+        self.sentences = [_within(part, self.source, self.target) for part in aligned if part.probabilities.numel()]
         self.owners = [FREE] * len(self.target)
         self.added: dict[int, list[int]] = {}
         left = self._take_copies()
@@ -516,14 +512,14 @@ class _Writer:
         return int(scores.argmax()) + 1 if len(scores) and scores.max() > 0 else target[0]
 
 
-def restore(segment: Segment, translation: str, aligned: Sequence[AlignedPart], as_html: bool) -> str:
+def restore(segment: Segment, translation: str, aligned: Sequence[Alignment], as_html: bool) -> str:
     """
     Puts the markup of a segment into its translation.
 
     Args:
         segment ([`Segment`]): the segment.
         translation (`str`): the translation of its text.
-        aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
+        aligned (`Sequence[Alignment]`): the alignments of its sentences, by their characters in both.
         as_html (`bool`): escape the characters that have a meaning in HTML.
 
     Returns:
@@ -552,15 +548,14 @@ class _Shortened(NamedTuple):
     text: str
     places: list[int]
 
-    def aligned(self, part: AlignedPart) -> AlignedPart:
+    def aligned(self, part: Alignment) -> Alignment:
         """Returns an alignment of this text as one of the segment's text."""
         spans = []
-        for start, end in part.alignment.source_spans:
-            start, end = start + part.source, end + part.source
+        for start, end in part.source_spans:
             # The space in front of a piece may be far from it there.
             start = min(start + len(self.text[start:end]) - len(self.text[start:end].lstrip()), end - 1)
             spans.append((self.places[start], self.places[end - 1] + 1))
-        return AlignedPart(replace(part.alignment, source_spans=spans), 0, part.target)
+        return replace(part, source_spans=spans)
 
 
 def _shortened(segment: Segment, placement: Placement) -> _Shortened:
@@ -591,7 +586,7 @@ def _shortened(segment: Segment, placement: Placement) -> _Shortened:
 def translate_markup(
     texts: Sequence[tuple[str, str]],
     kind: str,
-    translate: Callable[[list[str]], list[list[tuple[str, list[AlignedPart]]]]],
+    translate: Callable[[list[str]], list[list[tuple[str, list[Alignment]]]]],
 ) -> list[list[str]]:
     """
     Translates texts with markup. A text that has something protected which the model has not copied is translated

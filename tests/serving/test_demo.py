@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
-from hf_vaswani.translation.alignment import AlignedPart, Alignment
+from hf_vaswani.translation.alignment import Alignment
 
 from ..networks import tiny_model
 
@@ -55,8 +55,8 @@ def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignme
 
 def test_words_that_belong_together_have_one_colour(demo) -> None:
     aligned = [
-        AlignedPart(alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)])),
-        AlignedPart(alignment("four five", "d e", [(0, 0), (0, 1)]), 15, 6),
+        alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)]),
+        alignment("four five", "d e", [(0, 0), (0, 1)]).moved(15, 6),
     ]
     source, target = demo.coloured("one two three  four five", "a b c d e", aligned)
     assert source == [("one", "0"), (" two ", None), ("three", "1"), ("  ", None), ("four", "2"), (" five", None)]
@@ -67,7 +67,7 @@ def test_words_that_belong_together_have_one_colour(demo) -> None:
 def test_parts_make_up_the_text(demo, links) -> None:
     source, target = "abcdefghijkl", "mnopqrstuvwx"
     last = {j: (i, j) for i, j in links}
-    both = [AlignedPart(alignment(" ".join(source), " ".join(target), list(last.values())))]
+    both = [alignment(" ".join(source), " ".join(target), list(last.values()))]
     parts = demo.coloured(" ".join(source), " ".join(target), both)
     assert ["".join(text for text, _ in side) for side in parts] == [" ".join(source), " ".join(target)]
     colours = [dict(side) for side in parts]

@@ -7,7 +7,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
-from hf_vaswani.translation.alignment import AlignedPart
 from hf_vaswani.translation.markup import Segment, parse
 from hf_vaswani.translation.placement import restore
 
@@ -50,7 +49,7 @@ def test_it_is_the_translation_with_its_markup_restored(translator) -> None:
     for segment in segments:
         translation = text_of(translator(segment.text))
         found = alignments(translator.model, translator.tokenizer, [segment.text], [translation], unit="pieces")
-        expected.append(restore(segment, translation, [AlignedPart(found[0])], True))
+        expected.append(restore(segment, translation, found, True))
     assert text_of(translator(text, markup="html")) == f"<p>{expected[0]}</p><p>{expected[1]}</p>"
 
 

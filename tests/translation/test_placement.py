@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hf_vaswani.translation.alignment import AlignedPart, Alignment
+from hf_vaswani.translation.alignment import Alignment
 from hf_vaswani.translation.markup import PROTECTED, TAG, VOID_TAGS, Segment, parse
 from hf_vaswani.translation.placement import restore, translate_markup
 
@@ -38,7 +38,7 @@ def placed(markup: str, translation: str, links: str, kind: str = "html", is_sam
     """
     words: list[str] = []
 
-    def translate(texts: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
         (text,) = texts
         words.extend([] if words else text.split())
         kept = kept_words(words, text)
@@ -51,7 +51,7 @@ def placed(markup: str, translation: str, links: str, kind: str = "html", is_sam
             if i in kept and j in left:
                 probabilities[left.index(j), kept.index(i)] = 1
         alignment = Alignment(text.split(), target.split(), probabilities, spans(text), spans(target))
-        return [[(target, [AlignedPart(alignment)])]]
+        return [[(target, [alignment])]]
 
     ((found,),) = translate_markup([("", markup)], kind, translate)
     return found
@@ -119,7 +119,7 @@ def test_sentences_have_their_own_alignments() -> None:
     for source, target, at_source, at_target in (("one two.", "a b.", 0, 0), ("three four.", "d c.", 9, 5)):
         matrix = torch.eye(2) if at_source == 0 else torch.eye(2).flip(0)
         alignment = Alignment(source.split(), target.split(), matrix, spans(source), spans(target))
-        blocks.append(AlignedPart(alignment, at_source, at_target))
+        blocks.append(alignment.moved(at_source, at_target))
     # The words of both sentences, and the one between them.
     assert restore(segment, "a b. d c.", blocks, True) == "a <b>b. d c.</b>"
 
@@ -196,14 +196,14 @@ def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translati
     generator = torch.Generator().manual_seed(seed)
     left = iter(translations * 9)
 
-    def translate(texts: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
         found = []
         for text in texts:
             target = next(left)
             pieces = [[match.span() for match in re.finditer(r"\s?\w{1,3}|\S", side)] for side in (text, target)]
             matrix = torch.rand(len(pieces[1]), len(pieces[0]), generator=generator) ** 6
             alignment = Alignment([], [], matrix / matrix.sum(dim=1, keepdim=True).clamp(min=1e-9), *pieces)
-            found.append([(target, [AlignedPart(alignment)])])
+            found.append([(target, [alignment])])
         return found
 
     ((found,),) = translate_markup([("", markup)], "html", translate)
@@ -215,11 +215,11 @@ def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translati
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="<>/=\"'ab &;{}%s`:!-pbri\n", max_size=60))
 def test_any_text_has_the_same_tags_and_words_when_nothing_is_changed(text) -> None:
-    def translate(texts: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
         found = []
         for each in texts:
             pieces = spans(each)
-            found.append([(each, [AlignedPart(Alignment([], [], torch.eye(len(pieces)), pieces, pieces))])])
+            found.append([(each, [Alignment([], [], torch.eye(len(pieces)), pieces, pieces)])])
         return found
 
     ((found,),) = translate_markup([("", text)], "placeholders", translate)
@@ -284,11 +284,11 @@ def test_a_text_replaces_no_more_words_than_it_has(words, translated, seed, powe
     target = " ".join(translated)
     protected = [word for word in words if word in KEPT]
 
-    def translate(texts: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
         (text,) = texts
         matrix = torch.rand(len(translated), len(spans(text)), generator=generator) ** power
         alignment = Alignment([], [], matrix / matrix.sum(dim=1, keepdim=True), spans(text), spans(target))
-        return [[(target, [AlignedPart(alignment)])]]
+        return [[(target, [alignment])]]
 
     # Text without words is not translated.
     ((found,),) = translate_markup([("", " ".join([*words, "d"]))], "placeholders", translate)
