@@ -259,21 +259,19 @@ def test_an_attention_function_gets_the_keywords_that_it_names(name) -> None:
             model(**inputs, **{keyword: 11})
 
 
-def test_the_lengths_of_packed_texts_are_for_flash_attention_alone() -> None:
-    lengths = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3}
+def test_packed_texts_may_be_described_twice() -> None:
+    """As transformers' flattening collator does: attention that is not flash sees them by their positions."""
+    packed = {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "input_ids": IDS[:1]}
+    lengths = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "cu_seq_lens_k": torch.tensor([0, 3, 6])}
+    lengths |= {"max_length_q": 3, "max_length_k": 3}
+    twice = packed | lengths | {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])}
+    assert torch.equal(call("causal", **twice).logits, call("causal", **packed).logits)
+    # The lengths alone are for flash attention.
     with pytest.raises(TypeError, match=r"cu_seq_lens_q was given, .*\(sdpa\)"):
         call("causal", **lengths)
     model = make(VaswaniForCausalLM)
     model.config._attn_implementation_internal = "flash_attention_2"
     modeling_vaswani.refuse_unread(model.model.decoder, **lengths)
-
-
-def test_packed_texts_may_be_described_twice() -> None:
-    """As transformers' flattening collator does: attention that is not flash sees them by their positions."""
-    packed = {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "input_ids": IDS[:1]}
-    lengths = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "cu_seq_lens_k": torch.tensor([0, 3, 6])}
-    lengths |= {"max_length_q": 3, "max_length_k": 3, "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])}
-    assert torch.equal(call("causal", **packed, **lengths).logits, call("causal", **packed).logits)
 
 
 # ---- The proof of generate() -------------------------------------------------------------------------------------

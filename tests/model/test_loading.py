@@ -43,31 +43,27 @@ def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 FC1, HEAD = "model.decoder.layers.0.feed_forward.fc1.weight", "lm_head.bias"
 DAMAGES = {
-    f"1 missing .first: {FC1}": lambda weights: weights.pop(FC1),
-    f"2 missing .first: {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
-    "1 unexpected .first: extra": lambda weights: weights.update(extra=torch.ones(1)),
+    f"do not match its config.json: 1 missing .first: {FC1}": lambda weights: weights.pop(FC1),
+    f"do not match its config.json: 2 missing .first: {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
+    "do not match its config.json: 1 unexpected .first: extra": lambda weights: weights.update(extra=torch.ones(1)),
+    f"have non-finite values in {FC1}": lambda weights: weights[FC1][0].fill_(math.nan),
+    f"have non-finite values in {HEAD}": lambda weights: weights[HEAD][0].fill_(math.inf),
 }
 
 
 @pytest.mark.parametrize("message", DAMAGES)
-def test_a_pipeline_built_by_name_rejects_weights_that_do_not_match(tmp_path, message) -> None:
+def test_a_pipeline_built_by_name_rejects_damaged_weights(tmp_path, message) -> None:
     folder = damaged(tmp_path, DAMAGES[message])
     for trust in (None, True):
-        with pytest.raises(ValueError, match=f"^The weights of {folder} do not match its config.json: {message}"):
+        with pytest.raises(ValueError, match=f"^The weights of {folder} {message}"):
             pipeline("translation", model=str(folder), trust_remote_code=trust)
-    # Training accepts the weights as they are.
+    # Training accepts the weights as they are, if they are numbers.
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     with pytest.raises(ValueError, match=message):
         pipeline("translation", model=model, tokenizer=tokenizer)
-    model.train()
-    pipeline("translation", model=model, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize(("name", "number"), [(FC1, math.nan), (HEAD, math.inf)])
-def test_a_pipeline_rejects_weights_that_are_not_finite(tmp_path, name, number) -> None:
-    folder = damaged(tmp_path, lambda weights: weights[name][0].fill_(number))
-    with pytest.raises(ValueError, match=f"^The weights of {folder} have non-finite values in {name}"):
-        pipeline("translation", model=str(folder))
+    if "non-finite" not in message:
+        model.train()
+        pipeline("translation", model=model, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -186,22 +186,6 @@ def test_without_trust_and_without_the_package_no_code_runs(tiny_run, tmp_path) 
 
 
 @pytest.mark.process
-def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
-    encoder = VaswaniEncoderModel.from_pretrained(tiny_run / "model")
-    encoder.save_pretrained(tmp_path / "encoder")
-    program = (
-        "import json, sys, torch; sys.modules['hf_vaswani'] = None\n"
-        "from transformers import AutoModelForTextEncoding\n"
-        "encoder = AutoModelForTextEncoding.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
-        "print(json.dumps(encoder(torch.tensor(json.loads(sys.argv[2])))[0].tolist()))"
-    )
-    done = run(program, str(tmp_path / "encoder"), json.dumps(IDS.tolist()), home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == encoder(IDS)[0].tolist()
-    assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text("utf-8"))
-
-
-@pytest.mark.process
 def test_the_family_travels_too(tmp_path) -> None:
     kinds = {
         "AutoModelForMaskedLM": VaswaniForMaskedLM,
@@ -209,12 +193,14 @@ def test_the_family_travels_too(tmp_path) -> None:
         "AutoModelForCausalLM": VaswaniForCausalLM,
         "AutoModelForSequenceClassification": VaswaniForSequenceClassification,
         "AutoModelForTokenClassification": VaswaniForTokenClassification,
+        "AutoModelForTextEncoding": VaswaniEncoderModel,
     }
     expected = {}
     for name, kind in kinds.items():
         model = kind(tiny_config()).eval()
         model.save_pretrained(tmp_path / name)
         assert {path.name for path in (tmp_path / name).glob("*.py")} == WITH_HEADS
+        assert "custom_pipelines" not in json.loads((tmp_path / name / "config.json").read_text("utf-8"))
         expected[name] = model(IDS)[0].tolist()
         if kind is VaswaniForCausalLM:
             written = model.generate(IDS, max_new_tokens=5).tolist()
