@@ -38,23 +38,68 @@ class CardTask:
 
 
 # The Hub files sequence-to-sequence models under text-generation, since it has no text2text-generation any more.
-_SEQ2SEQ = "sequence-to-sequence language model"
-_SEVERAL = "for several tasks, which are told apart by the beginning of a text"
-_MASKED = ("masked language model", "Masked language modelling", "to predict masked tokens")
-_CAUSAL = ("causal language model", "Causal language modelling", "to predict each next token")
-_TEXTS = ("text classifier", "Text classification", "to label texts", "text-classification")
-_WORDS = ("token classifier", "Token classification", "to label the words of a text", "token-classification")
 TASKS = {
     "translation": CardTask("translation model", "Translation", "", "translation", "target token"),
-    "text_to_text": CardTask("text-to-text model", "Text to text", _SEVERAL, "translation", "target token", "T5"),
-    "masked_lm": CardTask(*_MASKED, "fill-mask", "masked token", "BERT", "AutoModelForMaskedLM"),
-    "causal_lm": CardTask(*_CAUSAL, "text-generation", "token", "GPT", "AutoModelForCausalLM"),
-    "span_corruption": CardTask(
-        _SEQ2SEQ, "Span corruption", "to write the spans that a text lacks", "text-generation", "target token", "T5"
+    "text_to_text": CardTask(
+        "text-to-text model",
+        "Text to text",
+        "for several tasks, which are told apart by the beginning of a text",
+        hub_task="translation",
+        per="target token",
+        paper="T5",
     ),
-    "denoise": CardTask(_SEQ2SEQ, "Denoising", "to restore corrupted text", "text-generation", "target token", "BART"),
-    "classification": CardTask(*_TEXTS, "text", "BERT", "AutoModelForSequenceClassification"),
-    "tagging": CardTask(*_WORDS, "label", "BERT", "AutoModelForTokenClassification"),
+    "masked_lm": CardTask(
+        "masked language model",
+        "Masked language modelling",
+        "to predict masked tokens",
+        hub_task="fill-mask",
+        per="masked token",
+        paper="BERT",
+        auto_class="AutoModelForMaskedLM",
+    ),
+    "causal_lm": CardTask(
+        "causal language model",
+        "Causal language modelling",
+        "to predict each next token",
+        hub_task="text-generation",
+        per="token",
+        paper="GPT",
+        auto_class="AutoModelForCausalLM",
+    ),
+    "span_corruption": CardTask(
+        "sequence-to-sequence language model",
+        "Span corruption",
+        "to write the spans that a text lacks",
+        hub_task="text-generation",
+        per="target token",
+        paper="T5",
+    ),
+    "denoise": CardTask(
+        "sequence-to-sequence language model",
+        "Denoising",
+        "to restore corrupted text",
+        hub_task="text-generation",
+        per="target token",
+        paper="BART",
+    ),
+    "classification": CardTask(
+        "text classifier",
+        "Text classification",
+        "to label texts",
+        hub_task="text-classification",
+        per="text",
+        paper="BERT",
+        auto_class="AutoModelForSequenceClassification",
+    ),
+    "tagging": CardTask(
+        "token classifier",
+        "Token classification",
+        "to label the words of a text",
+        hub_task="token-classification",
+        per="label",
+        paper="BERT",
+        auto_class="AutoModelForTokenClassification",
+    ),
 }
 # The pipelines of transformers, and how the examples call them.
 PIPELINES = {
