@@ -38,7 +38,7 @@ REVISIONS = ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", 
             ["--data.source_column=0", "--run_dir", "elsewhere"],
             "data: {source_column: 0}\nrun_dir: elsewhere",
         ),
-        # Neither a file nor the command line has other booleans than true and false.
+        # `no` is a string wherever the key takes one.
         (
             "training: {mixed_precision: no}",
             ["--data.target_language", "no", "--data.test_files={en: a, no: b}"],
