@@ -264,10 +264,10 @@ def test_the_longest_sentence_is_what_the_model_has_seen() -> None:
     assert longest(longest_sentence=300, **learned) == longest(longest_sentence=9, **learned) == 200
 
 
-@pytest.mark.parametrize("text", ["x" * 300, "ส" * 100, "ﷺ" * 10])
-def test_long_text_is_counted(text: str) -> None:
+def test_long_text_is_counted() -> None:
     """The last one is written in 18 letters by the normalizers of many tokenizers."""
-    assert may_be_longer(text, 180) and not may_be_longer(text[:2], 300)
+    for text in ("x" * 300, "ส" * 100, "ﷺ" * 10):
+        assert may_be_longer(text, 180) and not may_be_longer(text[:2], 300)
 
 
 # ---- Batches -----------------------------------------------------------------------------------------------------
