@@ -90,7 +90,6 @@ def has_segments(recipe: Recipe) -> bool:
 
 def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:
     """Returns the search settings of a recipe, as a generation config has them."""
-    # transformers does not save settings of its own that a single beam has no use for.
     found = {name: getattr(evaluation, name) for name in SEARCH_SETTINGS if hasattr(evaluation, name)}
     # transformers does not save settings of its own that a single beam has no use for.
     return found if evaluation.num_beams > 1 else found | dict.fromkeys(("length_penalty", "early_stopping"))
