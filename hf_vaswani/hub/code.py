@@ -68,6 +68,8 @@ def renew_code(folder: Path) -> list[str]:
         ValueError: the folder has no Vaswani model.
         OSError: a file cannot be written.
     """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a model folder.")
     files = renewed_files(folder, (path.name for path in folder.iterdir()), folder.joinpath)
     for name, content in files.items():
         if content is None:

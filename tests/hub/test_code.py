@@ -66,3 +66,9 @@ def test_the_folder_of_another_model_is_left_alone(tmp_path, config, words) -> N
     with pytest.raises(ValueError, match=words):
         renew_code(tmp_path)
     assert not list(tmp_path.glob("*.py"))
+
+
+def test_a_file_is_no_model_folder(tmp_path) -> None:
+    (tmp_path / "model.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"model\.npz is a file, not a model folder"):
+        renew_code(tmp_path / "model.npz")
