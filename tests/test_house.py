@@ -140,6 +140,12 @@ def test_every_module_has_a_test_file_and_a_docstring(module) -> None:
         assert test.is_file(), f"{module} has no {test.relative_to(ROOT)}"
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_every_function_fits_on_a_screen(module) -> None:
+    functions = [n for n in ast.walk(ast.parse(MODULES[module].read_text("utf-8"))) if isinstance(n, ast.FunctionDef)]
+    assert not [n.name for n in functions if n.end_lineno - n.lineno >= 60]
+
+
 def test_the_version_is_in_the_changelogs_form() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert re.search(r"^## \[Unreleased\]$", text, flags=re.MULTILINE)

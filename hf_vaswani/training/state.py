@@ -190,17 +190,7 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
         ValueError: the checkpoint is damaged, or was written with other text or another launch.
     """
     recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
-    model = build_model(run)
-    adapters = None
-    if training.adapter is not None:
-        adapters = attach_adapters(model, training.adapter, run.folder / START)
-    _log_size(model, accelerator)
-    if training.simcut is not None and isinstance(model, VaswaniForConditionalGeneration):
-        check_padding(model)
-    if training.gradient_checkpointing:
-        # Renamed in transformers 5.23.
-        enable = "activation_checkpointing_enable"
-        getattr(model, enable if hasattr(model, enable) else "gradient_checkpointing_enable")()
+    model, adapters = _build_network(run)
     if accelerator.process_index > 0:
         set_seed(recipe.seed, device_specific=True)
     # A process that has only its shard of the weights cannot translate on its own.
@@ -236,6 +226,23 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
     if resume is not None:
         on_main_process(accelerator, remove_old_checkpoints, run.folder, training)
     return state
+
+
+def _build_network(run: Run) -> tuple[VaswaniPreTrainedModel, Any]:
+    """Returns the model, checked and set up for training, and the model of PEFT around it if it has adapters."""
+    training = run.recipe.training
+    model = build_model(run)
+    adapters = None
+    if training.adapter is not None:
+        adapters = attach_adapters(model, training.adapter, run.folder / START)
+    _log_size(model, run.accelerator)
+    if training.simcut is not None and isinstance(model, VaswaniForConditionalGeneration):
+        check_padding(model)
+    if training.gradient_checkpointing:
+        # Renamed in transformers 5.23.
+        enable = "activation_checkpointing_enable"
+        getattr(model, enable if hasattr(model, enable) else "gradient_checkpointing_enable")()
+    return model, adapters
 
 
 def _log_size(model: VaswaniPreTrainedModel, accelerator: Accelerator) -> None:
