@@ -37,6 +37,7 @@ WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 COMMAND_LINE = "The command line"
 HELP = """ Every key below can be set in the recipe file, or overridden here.
+A list is continued with a final +, as in --training.trackers+ wandb.
 
   --recipe FILE
         The recipe file (YAML), if it is not the first argument.
