@@ -142,6 +142,7 @@ def _read_file(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
         raise ValueError(
             f"{where} must consist of `key: value` lines, but it is {'empty' if content is None else shown(content)}."
         )
+    content = _nested(content, Recipe)
     base = content.pop("extends", None)
     for name in REMOVED_SECTIONS:
         content.pop(name, None)
@@ -154,6 +155,26 @@ def _read_file(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     if (path.parent / base).resolve() in extended_by:
         raise ValueError(f"{where} extends {base!r}, which extends this recipe in turn: remove one of the two lines.")
     return _merged(_read_file(path.parent / base, extended_by), content)
+
+
+def _nested(content: dict[str, Any], section: Any) -> dict[str, Any]:
+    """Returns the content of a section in which dotted keys, `training.max_steps: 10`, stand below the first name."""
+    sections = {
+        name: section_in(hint)
+        for name, (_, hint) in keys_of(section).items()
+        if section_in(hint) and get_origin(hint) not in (list, dict)
+    }
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        outer, _, key = str(name).partition(".")
+        if key and outer in sections and isinstance(found.get(outer) or {}, dict):
+            name, value = outer, {key: value}
+        both = isinstance(value, dict) and isinstance(found.get(name), dict)
+        found[name] = found[name] | value if both else value
+    for name in sections:
+        if isinstance(found.get(name), dict):
+            found[name] = _nested(found[name], sections[name])
+    return found
 
 
 def _merged(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
@@ -190,8 +211,8 @@ def _built(hint: Any, value: Any, key: str, where: str) -> Any:
     """
     section = section_in(hint)
     if section is None or (value is None and NoneType in get_args(hint)):
-        if isinstance(value, str) and not _has_type(value, hint) and _has_type(_unquoted(value), hint):
-            value = _unquoted(value)
+        if isinstance(value, str):
+            value = _unquoted(value, hint)
         if not _has_type(value, hint):
             expected = _in_words(hint)
             # The value of a list that is wrong may be one of its items.
@@ -222,12 +243,17 @@ def _built(hint: Any, value: Any, key: str, where: str) -> Any:
     return section(**values)
 
 
-def _unquoted(text: str) -> Any:
-    """Returns the number or boolean that a string has within quotes; as in version 0.1, also `yes` and `off`."""
+def _unquoted(text: str, hint: Any) -> Any:
+    """
+    Returns the number, boolean (also `yes` and `off`) or null that a string has within quotes, as version 0.1 reads it
+    for a key that has no strings, and for the number of a column; otherwise, the string.
+    """
     try:
-        return WORDS.get(text.lower(), _Loader(text, "").get_single_data())
+        value = WORDS.get(text.lower(), _Loader(text, "").get_single_data())
     except (ValueError, yaml.YAMLError):
         return text
+    is_meant = text.strip() and _has_type(value, hint) and (type(value) is int or not _has_type(text, hint))
+    return value if is_meant else text
 
 
 def _has_type(value: Any, hint: Any) -> bool:
@@ -271,6 +297,9 @@ def _unknown(key: str, where: str) -> str:
     general = re.sub(r"^validation_sets\.[^.]+", "validation_sets.NAME", re.sub(r"\[\d+\]", "", key))
     # A section is not what somebody meant by one of its keys.
     known = [name for name in (*declared_keys(), *SECTIONS) if "." in name or "." not in general]
+    if general in known:
+        outer = key.partition(".")[0]
+        return f"{where} has the key {shown(key)} outside of {outer!r}: write it below {outer!r}, where it belongs."
     nearest = difflib.get_close_matches(general, known, n=1, cutoff=0)[0]
     return f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?"
 

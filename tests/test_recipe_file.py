@@ -66,9 +66,15 @@ REVISIONS = ("3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", 
         ),
         # Quotes around numbers, and the booleans of YAML 1.1, as version 0.1 reads them.
         (
-            "seed: '5'\nmodel: {dropout: '0.2'}",
+            "seed: '5'\nmodel: {dropout: '0.2'}\ndata: {source_column: '0'}",
             ["--training.compile=yes", "--data.streaming", "off"],
-            "seed: 5\nmodel: {dropout: 0.2}\ntraining: {compile: true}",
+            "seed: 5\nmodel: {dropout: 0.2}\ntraining: {compile: true}\ndata: {source_column: 0}",
+        ),
+        # Dotted keys in a file.
+        (
+            "training.max_steps: 7\ntraining: {save_every: 5, simcut.p: 0.1}\ntraining.simcut.alpha: 2",
+            [],
+            "training: {max_steps: 7, save_every: 5, simcut: {alpha: 2, p: 0.1}}",
         ),
         # An alias is the same object in two places.
         (
@@ -235,6 +241,10 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
         ("training: {compile: maybe}\n", ["training.compile must be true or false, but it is 'maybe'"]),
+        ("training: {patience: ''}\n", ["training.patience must be an integer or null, but it is ''"]),
+        ("more_data.weight: 2\n", ["outside of 'more_data': write it below 'more_data'"]),
+        ("training.max_step: 2\n", ["unknown key 'training.max_step': did you mean 'training.max_steps'?"]),
+        ("training: 5\ntraining.max_steps: 2\n", ["`key: value` lines under 'training', but it has 5"]),
         ("seed: '5.5'\n", ["seed must be an integer, but it is '5.5'"]),
         ("seed: true\n", ["seed must be an integer, but it is True"]),
         ("hub: {license: 3}\n", ["hub.license must be a string or null, but it is 3"]),
