@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..translation.growing_file import GrowingFile
     from .inputs import LoadedModels
 
-# What the verbs do, for the help of their recipes.
+# Descriptions of the verbs, for their --help.
 BACKTRANSLATE = (
     "Translates text in the target language into synthetic sources, by the backtranslation section of a recipe. "
     "--device chooses where, e.g. --device cuda:1."

@@ -68,7 +68,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="GPUs of a process on Ray, e.g. 0.5; default: 1 if there are any",
     )
-    # What each of them is without being given, because all but --table need it.
+    # All options but --table need it: an option that differs from its default was given.
     parser.set_defaults(table_defaults={action.dest: action.default for action in group._group_actions[1:]})
 
 

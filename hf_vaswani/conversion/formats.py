@@ -1,4 +1,4 @@
-"""What the formats share: their functions and records, the fields that each can express, and names of weights."""
+"""The interface of all formats: functions, records, the config fields that each can express, names of weights."""
 
 import json
 import math

@@ -1,1 +1,1 @@
-"""What a corpus is like: repeated, damaged and held-out pairs, and words that translate each other."""
+"""Analysis of a corpus: repeated, damaged and held-out pairs, and a lexicon of word translations."""

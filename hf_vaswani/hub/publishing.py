@@ -497,7 +497,7 @@ class Publisher:
         temporary.rename(kept)
 
     def _push(self) -> None:
-        # Of the checkpoints that arrive during a push, the next thread publishes the newest.
+        # If several checkpoints arrive during a push, the next thread publishes the newest one.
         with self.lock:
             try:
                 push_waiting(self.run_dir, self.hub)

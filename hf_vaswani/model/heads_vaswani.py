@@ -388,9 +388,9 @@ class VaswaniForTokenClassification(VaswaniClassifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """
-        Computes the scores of the labels, `(batch, source, num_labels)`, and with labels, `(batch, source)`, -100
-        where there is none, the loss in nats per label. Other arguments and errors as in [`VaswaniModel.forward`] for
-        an encoder, and in the language models.
+        Computes the scores of the labels, `(batch, source, num_labels)`, and the loss in nats per label if `labels`
+        are given, `(batch, source)`, with -100 for tokens to ignore. Other arguments and errors are those of
+        [`VaswaniModel.forward`] for an encoder, and of the language models.
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs

@@ -251,8 +251,8 @@ class Placement:
 
     def _remains(self, k: int) -> Span | None:
         """
-        Returns the target words that are left of a protected text, as "name" of "{name}", and give it their place:
-        parts of the text that no word of the source may need. `None` if there are none.
+        Returns the target words that remain of a protected text, such as "name" of "{name}", and mark its place. They
+        occur in the protected text, and no other source word needs them. `None` if nothing remains.
         """
         inside, translated = self._sentence(k)
         text, target = self.protected[k], self.target

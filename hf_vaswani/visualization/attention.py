@@ -37,7 +37,7 @@ class Attention:
     log_probs: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def texts(self) -> dict[str, Text]:
-        """Returns the texts that there are, as `"source"` and `"target"`."""
+        """Returns the texts of the sides that the model has, by `"source"` and `"target"`."""
         found = {"source": self.source, "target": self.target}
         return {side: text for side, text in found.items() if text is not None}
 

@@ -10,6 +10,9 @@ import pytest
 
 from hf_vaswani.cli import main
 
+SOURCES = ["one two three", "", "nine  four"]
+TARGETS = ["eins zwei drei", "", "neun vier vier"]
+
 
 def translate(monkeypatch, capsys, text: bytes, *arguments: str) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -26,6 +29,18 @@ def texts(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(lines[:33]) + "\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("\n".join(lines[33:]), encoding="utf-8")
     return tmp_path, "\n".join(lines).encode()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes `SOURCES` and `TARGETS`; returns the names of the two files."""
+    for name, lines in (("a.en", SOURCES), ("a.de", TARGETS)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return [str(tmp_path / name) for name in ("a.en", "a.de")]
+
+
+def as_pharaoh(alignment, method: str = "argmax") -> str:
+    return " ".join(f"{i}-{j}" for i, j in alignment.links(method))
 
 
 @contextmanager

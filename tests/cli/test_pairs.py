@@ -11,20 +11,7 @@ from hf_vaswani.translation.alignment import choose_alignment
 from hf_vaswani.translation.loading import load_translator
 
 from ..conversion.test_ctranslate2 import random_sentences, save_random
-
-SOURCES = ["one two three", "", "nine  four"]
-TARGETS = ["eins zwei drei", "", "neun vier vier"]
-
-
-@pytest.fixture
-def files(tmp_path):
-    for name, lines in (("a.en", SOURCES), ("a.de", TARGETS)):
-        (tmp_path / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return [str(tmp_path / name) for name in ("a.en", "a.de")]
-
-
-def as_pharaoh(alignment, method: str = "argmax") -> str:
-    return " ".join(f"{i}-{j}" for i, j in alignment.links(method))
+from .conftest import SOURCES, TARGETS, as_pharaoh
 
 
 @pytest.mark.parametrize("method", ["argmax", "intersection"])

@@ -32,6 +32,20 @@ WORDS = ["one", "two three", "four five six", "nine", "seven eight"]
 FILES = ("data.translations.jsonl", "data.chosen.tsv", "data.scored.tsv", "pairs/data.en", "pairs/data.de")
 
 
+def stop_at_block(monkeypatch, after: int) -> list[list[str]]:
+    """Lets Ctrl-C be pressed while a block is translated; returns the blocks as they are translated."""
+    translate, blocks = lines.LineTranslator.__call__, []
+
+    def stopping(self, sentences):
+        blocks.append(sentences)
+        if len(blocks) == after:
+            raise KeyboardInterrupt
+        return translate(self, sentences)
+
+    monkeypatch.setattr(lines.LineTranslator, "__call__", stopping)
+    return blocks
+
+
 @pytest.fixture
 def backtranslate(tiny_run, tmp_path: Path, monkeypatch) -> list[str]:
     """A command that translates 40 sentences in blocks of 8."""
@@ -80,15 +94,7 @@ def test_work_that_was_stopped_goes_on_to_the_same_bytes(backtranslate, tmp_path
     assert main(backtranslate) == 0
     whole = output.read_bytes()
     output.unlink()
-    translate, blocks = lines.LineTranslator.__call__, []
-
-    def stopping(self, sentences):
-        blocks.append(sentences)
-        if len(blocks) == after:
-            raise KeyboardInterrupt
-        return translate(self, sentences)
-
-    monkeypatch.setattr(lines.LineTranslator, "__call__", stopping)
+    blocks = stop_at_block(monkeypatch, after)
     assert main(backtranslate) == 130 and not output.exists()
     assert partial.read_bytes().count(b"\n") == 1 + 8 * (after - 1)
     # As if it had been killed while it wrote: a block and its last line are not whole.
@@ -200,15 +206,7 @@ def test_a_distillation_that_was_stopped_goes_on_to_the_same_bytes(
     assert main(distill) == 0
     whole = content(tmp_path / "teacher")
     shutil.rmtree(tmp_path / "teacher")
-    translate, blocks = lines.LineTranslator.__call__, []
-
-    def stopping(self, sentences):
-        blocks.append(sentences)
-        if len(blocks) == after:
-            raise KeyboardInterrupt
-        return translate(self, sentences)
-
-    monkeypatch.setattr(lines.LineTranslator, "__call__", stopping)
+    blocks = stop_at_block(monkeypatch, after)
     assert main(distill) == 130
     assert main(distill) == 0 and content(tmp_path / "teacher") == whole
     # 122 sentences in four blocks, the test set, and the one that was interrupted.

@@ -16,10 +16,7 @@ from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
 
 from ..conversion.test_ctranslate2 import random_sentences, save_random
-from .conftest import size_limit, translate
-
-SOURCES = ["one two three", "", "nine  four"]
-TARGETS = ["eins zwei drei", "", "neun vier vier"]
+from .conftest import SOURCES, as_pharaoh, size_limit, translate
 
 
 def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -> None:
@@ -246,17 +243,6 @@ def test_half_precision_is_computed_in_the_format_that_is_asked_for(tiny_run, tm
         assert translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path / "half"), *options)[0] == 0
     # With bfloat16 asked for, only the products are in it.
     assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
-
-
-@pytest.fixture
-def files(tmp_path):
-    for name, lines in (("a.en", SOURCES), ("a.de", TARGETS)):
-        (tmp_path / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return [str(tmp_path / name) for name in ("a.en", "a.de")]
-
-
-def as_pharaoh(alignment, method: str = "argmax") -> str:
-    return " ".join(f"{i}-{j}" for i, j in alignment.links(method))
 
 
 @pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
