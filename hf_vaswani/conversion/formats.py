@@ -96,7 +96,7 @@ def check_expressible(config: VaswaniConfig, target: str) -> None:
         elif isinstance(value, float) and any(math.isclose(value, each, rel_tol=1e-3) for each in values):
             continue
         else:
-            words = ", ".join(map(json.dumps, values))
+            words = " or ".join(map(json.dumps, values))
         advice = f": train the model with model.{key} {values[0]}" if isinstance(value, float) else ""
         raise ValueError(f"The model has {key} {json.dumps(value)}, but {target} supports only {words}{advice}.")
 
