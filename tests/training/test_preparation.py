@@ -14,6 +14,9 @@ from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.data.objectives import ObjectiveSettings
+from hf_vaswani.data.task_data import VocabularySettings
+from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.training import preparation
 
@@ -201,3 +204,90 @@ def test_a_vocabulary_may_move_but_not_change(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["train", *arguments, f"--tokenizer.path={moved}", "--training.max_steps=4"]) == 2
     assert f"tokenizer.path is {moved}, whose vocabulary is not that of" in capsys.readouterr().err
+
+
+DATA = {
+    "source_language": "en",
+    "dataset": "me/text",
+    "dataset_config": "small",
+    "train_split": "a",
+    "validation_split": "b",
+    "test_split": "c",
+    "test_files": "c.tsv",
+    "weight": 2.0,
+    "source_column": 1,
+}
+SOURCE = {
+    "source_language": "en",
+    "dataset": "me/text",
+    "dataset_config": "small",
+    "dataset_splits": {"train": "a", "validation": "b", "test": "c"},
+    "files": {"train": None, "validation": None, "test": "c.tsv"},
+    "weight": 2.0,
+    "set_name": None,
+}
+TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "translation": (
+        {
+            "data": {
+                "target_language": "de",
+                "target_tag": True,
+                "prefix": "<x>",
+                "augment": {"upper": 0.1},
+                "target_column": 2,
+            },
+            "tokenizer": {"kind": "bpe", "bpe_dropout": 0.2},
+            "evaluation": {"altered": ["typos"]},
+        },
+        {"columns": {"source": 1, "target": 2}, "target_language": "de", "tag": "<2de>", "prefix": "<x>"},
+        {
+            "alterations": {"upper": 0.1, "title": 0, "typos": 0, "no_final_mark": 0},
+            "bpe_dropout": 0.2,
+            "altered": ["typos"],
+            "has_own_vocabulary": True,
+            "vocabulary": VocabularySettings("bpe", 99, None, 777),
+        },
+    ),
+    "span_corruption": (
+        {"data": {"document_column": "id"}, "objective": {"block_length": 64, "noise_rate": 0.3, "span_length": 2.0}},
+        {"columns": {"text": 1, "document": "id"}, "target_language": None, "tag": None},
+        {"objective": ObjectiveSettings("span_corruption", 64, 0.3, 2.0, ["infilling"]), "by_line": False},
+    ),
+    "masked_lm": (
+        {"data": {"source_column": None}, "objective": {"unit": "lines", "whole_words": True}},
+        {"columns": {"text": "en"}},
+        {"objective": ObjectiveSettings("masked_lm", 512, noise=["infilling"], whole_words=True), "by_line": True},
+    ),
+    "classification": (
+        {"data": {"pair_column": "b", "label_column": "c"}, "objective": {"block_length": 64}},
+        {"columns": {"text": 1, "pair": "b", "label": "c"}},
+        {"task": "classification", "block_length": 64, "has_segments": True},
+    ),
+    "tagging": ({}, {"columns": {"words": 1, "tags": "label"}}, {"task": "tagging", "has_segments": False}),
+}
+
+
+@pytest.mark.parametrize("task", TEXTS)
+def test_the_text_of_a_recipe_is_what_its_keys_say(tmp_path, task) -> None:
+    keys, source, expected = TEXTS[task]
+    own = keys.get("data", {})
+    common = {"num_proc": 3} | (
+        {} if task in ("classification", "tagging") else {"streaming": True, "stream_window": 9}
+    )
+    content = keys | {
+        "task": task,
+        "data": {**DATA, **common, **own},
+        "validation_sets": {"web": {"test_files": "web.tsv"} | ({"pair_column": "b"} if "pair_column" in own else {})},
+        "tokenizer": {"kind": "unigram", "vocab_size": 99} | keys.get("tokenizer", {}),
+        "model": {"position_encoding": "learned", "max_position_embeddings": 777},
+        "training": {"data_workers": 2},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(content), "utf-8")
+    data = preparation.task_data(load_recipe([str(path)]))
+    vocabulary = VocabularySettings("unigram", 99, None, 777)
+    expected = {"vocabulary": vocabulary, "data_workers": 2, "max_length": 777} | common | expected
+    assert {name: getattr(data, name) for name in expected} == expected
+    (found,), (web,) = data.sources, data.sets
+    assert {name: getattr(found, name) for name in SOURCE | source} == SOURCE | source
+    assert (web.set_name, web.files["test"], web.files["train"]) == ("web", "web.tsv", None)
