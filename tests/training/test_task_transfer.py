@@ -117,14 +117,14 @@ def test_a_checkpoint_with_a_moving_average_is_a_start(name, tmp_path) -> None:
     assert is_same == (name == "classification")
 
 
-def translation(folder: Path, start: Path) -> list[str]:
-    """Returns the arguments of a translation recipe that starts from a run."""
+def translation(folder: Path, start: Path, layers: tuple[int, int]) -> list[str]:
+    """Returns the arguments of a translation recipe that starts from a run, with these layers of its two stacks."""
     pairs, path = folder / "pairs.tsv", folder / "translate.yaml"
     pairs.write_text("en\tde\n" + "the cat\tthe dog\n" * 20, encoding="utf-8")
     path.write_text(
         f"data: {{train_files: {pairs}, validation_files: {pairs}}}\n"
         f"initialize: {{from: {start}}}\n"
-        "model: {encoder_layers: 1, decoder_layers: 1}\n"
+        f"model: {{encoder_layers: {layers[0]}, decoder_layers: {layers[1]}}}\n"
         "evaluation: {max_length_offset: 5}\n"
         "training: {max_steps: 2, tokens_per_batch: 256, warmup_steps: 4, validate_every: 2, save_every: 2}\n",
         encoding="utf-8",
@@ -133,18 +133,18 @@ def translation(folder: Path, start: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("start", "taken"),
+    ("start", "taken", "layers"),
     [
-        dear("denoise", "model."),
-        ("next_sentence", "model.encoder."),
-        ("causal_lm", "model.decoder."),
-        dear("pairs", "model."),
+        dear("denoise", "model.", (1, 1)),
+        ("next_sentence", "model.encoder.", (1, 2)),
+        ("causal_lm", "model.decoder.", (2, 1)),
+        dear("pairs", "model.", (1, 2)),
     ],
 )
-def test_a_translation_starts_from_another_task(start, taken, runs, tmp_path, caplog) -> None:
+def test_a_translation_starts_from_another_task(start, taken, layers, runs, tmp_path, caplog) -> None:
     """Both stacks, or the one that there is, become those of the translation, with the vocabulary."""
     with caplog.at_level(logging.INFO, "hf_vaswani"):
-        assert main(["train", *translation(tmp_path, runs[start])]) == 0
+        assert main(["train", *translation(tmp_path, runs[start], layers)]) == 0
     if start == "causal_lm":
         assert "random weights for encoder, the decoder's cross_attn, the decoder's cross_attn_norm" in caplog.text
     first, before = weights(tmp_path / "run" / "start"), weights(runs[start] / "model")
@@ -154,6 +154,7 @@ def test_a_translation_starts_from_another_task(start, taken, runs, tmp_path, ca
     embedding = next(weight for key, weight in before.items() if key.endswith("embed_tokens.weight"))
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "start")
     assert torch.equal(model.get_input_embeddings().weight, embedding)
+    assert (model.config.encoder_layers, model.config.decoder_layers) == layers
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model")
     assert model.generation_config.max_length_offset == 5 and model.generation_config.num_beams == 4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
