@@ -63,6 +63,13 @@ def test_pairs_of_similar_length_share_a_batch() -> None:
     assert np.mean(spans) < 1
 
 
+def test_pairs_of_equal_longest_side_are_sorted_by_the_target_and_then_the_source() -> None:
+    lengths = np.random.default_rng(2).integers(1, 9, (300, 2)).astype(np.int32)
+    for batch in TokenBudgetBatchSampler(lengths, BatchOrder(40, 1)).batches():
+        keys = [(max(source, target), target, source) for source, target in lengths[batch].tolist()]
+        assert keys == sorted(keys)
+
+
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed, epoch):
         sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, seed=seed))
