@@ -29,6 +29,7 @@ LabelTask = Literal["classification", "tagging"]
 Task = Literal[PairTask, TextTask, LabelTask]
 # Tasks on pairs of texts, whose models are scored by their translations; on running text; and on text with labels.
 PAIR_TASKS, TEXT_TASKS, LABEL_TASKS = map(get_args, (PairTask, TextTask, LabelTask))
+FAMILIES = {PAIR_TASKS: "pairs of texts", TEXT_TASKS: "running text", LABEL_TASKS: "labelled text"}
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
 # Tasks whose models have a head beside the three parts that can be frozen.

@@ -9,13 +9,11 @@ from typing import Any, get_args
 
 from .metrics import measure_of
 from .recipe import (
+    FAMILIES,
     HEAD_TASKS,
-    LABEL_TASKS,
     MATRIX_OPTIMIZERS,
     MEASURED_TASKS,
-    PAIR_TASKS,
     RANKED_BY,
-    TEXT_TASKS,
     Part,
     Recipe,
     keys_of,
@@ -27,7 +25,6 @@ from .recipe import (
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
-FAMILIES = {PAIR_TASKS: "pairs of texts", TEXT_TASKS: "running text", LABEL_TASKS: "labelled text"}
 
 
 def check_ranges(recipe: Recipe) -> None:

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from hf_vaswani.data.tokenizer import SPECIAL_TOKENS
 from hf_vaswani.recipe import (
     LABEL_TASKS,
     MEASURED_TASKS,
@@ -94,7 +95,10 @@ def test_keys_that_agree_are_accepted(tmp_path) -> None:
         ("data: {prefix: ''}\n", ["data.prefix must not be blank", "''", "null is no prefix"]),
         ("more_data: [{prefix: ' <bt>'}]\n", ["more_data[0].prefix", "spaces around it", "' <bt>'"]),
         ('data: {prefix: "a\\tb"}\n', ["data.prefix must not contain control characters", r"'a\tb'"]),
-        ("data: {prefix: </s>}\n", ["data.prefix is '</s>', a special token", "as in <bt>"]),
+        *(
+            (f"data: {{prefix: {token}}}\n", [f"data.prefix is {token!r}, a special token", "as in <bt>"])
+            for token in SPECIAL_TOKENS
+        ),
         ("validation_sets: {a: {prefix: <2fr>}}\n", ["validation_sets.a.prefix is '<2fr>'", "data.target_tag"]),
         ("backtranslation: {num_beams: 2}\n", ["backtranslation.num_beams (2) has no effect", "'sampling'"]),
         ("backtranslation: {method: beam, temperature: 2}\n", ["backtranslation.temperature (2.0)", "'beam'"]),

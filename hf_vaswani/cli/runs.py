@@ -4,10 +4,11 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..conversion import TARGETS
 from ..extras import extra
+from ..recipe import BestBy
 from .inputs import add_recipe_verb, add_revision, check_counts
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _add_average(verbs: Any) -> None:
     average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
     average.add_argument(
         "--by",
-        choices=("bleu", "loss", "accuracy", "f1", "exact_match"),
+        choices=get_args(BestBy),
         help="measure that --best ranks by; default: best_by of the run's recipe",
     )
     average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")

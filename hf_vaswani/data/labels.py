@@ -17,7 +17,7 @@ from .encoding import EncodedRows, as_lists, cached, pair_lengths
 from .objectives import SPACES
 from .reading import Source
 from .task_data import EvaluationSet, TaskData, TrainingRows
-from .tokenizer import put_special_tokens
+from .tokenizer import Frame, put_special_tokens
 
 with extra("train"):
     import datasets
@@ -33,11 +33,13 @@ class LabelledData(TaskData):
 
     Attributes:
         task (`str`): `"classification"` or `"tagging"`.
+        frame ([`Frame`]): the special tokens around a text.
         block_length (`int`): most tokens of a text, which is cut there.
         has_segments (`bool`): whether a new model tells the two texts of a pair apart by segments.
     """
 
     task: str
+    frame: Frame
     block_length: int
     has_segments: bool = False
 
@@ -76,7 +78,7 @@ class LabelledData(TaskData):
 
     def set_up_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Puts `<s>` in front of a text and `</s>` behind it, and behind the second text of a pair."""
-        put_special_tokens(tokenizer, self.task, self.has_segments)
+        put_special_tokens(tokenizer, self.frame, self.has_segments)
 
     def sentences(self, source: Source, batch: Mapping[str, list[Any]]) -> Iterator[str]:
         """Returns texts, both of a pair."""

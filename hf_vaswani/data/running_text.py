@@ -15,7 +15,7 @@ from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, encode_lines, 
 from .objectives import MASK, Objective, ObjectiveSettings
 from .reading import Source
 from .task_data import VOCABULARY_ROWS, EvaluationSet, TaskData, TrainingRows
-from .tokenizer import put_special_tokens
+from .tokenizer import Frame, put_special_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,12 @@ class RunningTextData(TaskData):
 
     Attributes:
         objective ([`ObjectiveSettings`]): what a model predicts.
+        frame ([`Frame`]): the special tokens around a text.
         by_line (`bool`): whether a model reads each line by itself, and no blocks of several lines.
     """
 
     objective: ObjectiveSettings
+    frame: Frame
     by_line: bool = False
 
     stream_columns = ("text", "document")
@@ -71,7 +73,7 @@ class RunningTextData(TaskData):
         if MASK in extra:
             # Pipelines look for the mask in a text, to the left of which there may be a space.
             tokenizer.add_special_tokens({"mask_token": AddedToken(MASK, lstrip=True, normalized=False, special=True)})
-        put_special_tokens(tokenizer, self.objective.task, self.objective.next_sentence)
+        put_special_tokens(tokenizer, self.frame, self.objective.next_sentence)
 
     def sentences(self, source: Source, batch: Mapping[str, list[Any]]) -> list[str]:
         """Returns lines."""

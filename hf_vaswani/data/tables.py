@@ -37,16 +37,14 @@ BYTE_ORDER_MARK = "\ufeff"
 SIDES = ("source", "target")
 # Columns of running text: a line, and the name of its document.
 LINE = ("text", "document")
-# Columns of labelled text: a text or a pair of texts with a label, and the words of a sentence with a tag each.
-LABELLED, LABELLED_PAIR, TAGGED = ("text", "label"), ("text", "pair", "label"), ("words", "tags")
+# Columns that hold lists of words.
 LISTS = ("words", "tags")
-ADVICE = {
-    SIDES: "Name the two sides with data.source_column and data.target_column, or with --columns.",
-    LINE: "Name the column of the text with data.source_column, and that of its document with data.document_column.",
-    LINE[:1]: "Name the column of the text with data.source_column.",
-    LABELLED: "Name the column of the text with data.source_column, and that of the label with data.label_column.",
-    LABELLED_PAIR: "Name the columns with data.source_column, data.pair_column and data.label_column.",
-    TAGGED: "Name the column of the words with data.source_column, and that of their tags with data.label_column.",
+# The keys of a recipe that name columns, by what they hold.
+KEYS = dict.fromkeys(("source", "text", "words"), "data.source_column") | {
+    "target": "data.target_column",
+    "document": "data.document_column",
+    "pair": "data.pair_column",
+    **dict.fromkeys(("label", "tags"), "data.label_column"),
 }
 EXPECTED = {"label": "text or a whole number, and not empty"}
 CALLED = {"source": "source text", "target": "target text", "pair": "second text"}
@@ -348,7 +346,7 @@ def _table_rows(path: str, columns: Columns, delimiter: str, stamp: Stamp) -> It
         if not places:
             width, named = len(row), all(isinstance(column, str) for column in columns.values())
             names = row if named else [str(place) for place in range(width)]
-            _check_columns(names, [str(column) for column in columns.values()], called, ADVICE[tuple(columns)])
+            _check_columns(names, [str(column) for column in columns.values()], called, _advice(columns))
             places = {name: names.index(str(column)) for name, column in columns.items()}
             if named:
                 continue
@@ -390,6 +388,13 @@ def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: 
             raise ValueError(f"{where} has no column {column!r}; it has {shown(names)}. {advice}")
 
 
+def _advice(columns: Columns) -> str:
+    """Returns how to name columns."""
+    *rest, last = [KEYS[name] for name in columns]
+    named = f"Name the columns with {', '.join(rest)} and {last}" if rest else f"Name the column with {last}"
+    return named + (", or with --columns." if tuple(columns) == SIDES else ".")
+
+
 def _check_different(columns: Columns, where: str) -> None:
     """Refuses one column for two things; the lines of a text may be documents of their own."""
     if tuple(columns) == SIDES and columns["source"] == columns["target"]:
@@ -407,7 +412,7 @@ def _names(known: list[str], languages: tuple[str, str] | None, columns: Columns
     if languages is not None and "translation" in known and "translation" not in names.values():
         return dict(zip(SIDES, languages, strict=True))
     _check_different(columns, where)
-    _check_columns(known, list(names.values()), where, ADVICE[tuple(columns)])
+    _check_columns(known, list(names.values()), where, _advice(columns))
     return names
 
 

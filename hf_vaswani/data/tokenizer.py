@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +46,23 @@ BROKEN, BYTES = "\ufffd", ("Ã", "<0xC3>")
 
 # A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
+
+
+@dataclass(frozen=True)
+class Frame:
+    """
+    The special tokens around a text.
+
+    Attributes:
+        bos (`bool`): whether `<s>` is in front of it.
+        eos (`bool`): whether `</s>` is behind it; without it, the text is to be continued.
+        reads_mask (`bool`): whether a mask that is written in the text is one.
+    """
+
+    bos: bool = False
+    eos: bool = True
+    reads_mask: bool = False
+
 
 # A tokenizer without entries, and the trainer that learns them, if there is anything to learn.
 Untrained = tuple[Tokenizer, trainers.Trainer | None]
@@ -166,33 +184,32 @@ def has_tag(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
     return id_ is not None and id_ in tokenizer(tag)["input_ids"]
 
 
-def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segments: bool = False) -> None:
+def put_special_tokens(tokenizer: PreTrainedTokenizerBase, frame: Frame, has_segments: bool = False) -> None:
     """
-    Puts special tokens around a text where the task has them: `text </s>` for an encoder and a decoder, `<s> text` for
-    a language model to continue, and `<s> text </s>` or `<s> text </s> text </s>` for one stack that reads a text.
+    Puts special tokens around a text: `text </s>` for an encoder and a decoder, `<s> text` for a language model to
+    continue, and `<s> text </s>` or `<s> text </s> text </s>` for one stack that reads a text.
 
     The tokenizer of a language model that continues texts pads them on the left, and keeps the space in front of what
     it decodes, with which a continuation begins a new word.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
-        task (`str`): task of a recipe.
+        frame ([`Frame`]): the special tokens of the task.
         has_segments (`bool`): whether the model tells the two texts of a pair apart by `token_type_ids`.
 
     Raises:
         ValueError: the vocabulary has no `<s>`, and the task needs one.
     """
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
-    reads, continues = task in ("masked_lm", "classification", "tagging"), task == "causal_lm"
-    if bos is None and (reads or continues):
+    bos, eos, continues = tokenizer.bos_token, tokenizer.eos_token, not frame.eos
+    if bos is None and frame.bos:
         raise ValueError(
-            f"task {task!r} needs <s> in the vocabulary, which this tokenizer does not have: name another "
+            "The task needs <s> in the vocabulary, which this tokenizer does not have: name another "
             "tokenizer.path or initialize.from, or let the recipe train a tokenizer."
         )
     single, pair = f"$A {eos}", f"$A {eos} $B {eos}"
     if continues:
         single, pair = f"{bos} $A", f"{bos} $A {bos} $B"
-    elif reads:
+    elif frame.bos:
         single, pair = f"{bos} $A {eos}", f"{bos} $A {eos} $B:1 {eos}:1"
     special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (bos, eos) if token is not None]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
@@ -200,8 +217,7 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
     decoder = _decoder(tokenizer.backend_tokenizer, keeps_space=continues)
     if decoder is not None:
         tokenizer.backend_tokenizer.decoder = decoder
-    # As text, a mask is no mask.
-    tokenizer.split_special_tokens = task != "masked_lm"
+    tokenizer.split_special_tokens = not frame.reads_mask
     segments = ["token_type_ids"] if has_segments else []
     tokenizer.model_input_names = ["input_ids", *segments, "attention_mask"]
     # transformers saves this dictionary, and not the attributes.

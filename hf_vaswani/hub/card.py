@@ -146,6 +146,7 @@ def _evaluation(recipe: Recipe, rows: list[evaluation.SetScores], scored: Scored
     return {
         "headline": evaluation.headline(recipe, scored),
         "has_pairs": recipe.task in PAIR_TASKS,
+        "has_labels": recipe.task in LABEL_TASKS,
         "scores": [[_cell(text) for text in row] for row in table],
         "search": _search(recipe, evaluation.split_of(scored)),
         "signatures": [(measure_of(metric).title, text) for metric, text in (scored.signatures or {}).items()],

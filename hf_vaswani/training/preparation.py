@@ -37,7 +37,7 @@ from ..recipe import PAIR_TASKS, TEXT_TASKS, Recipe, SourceRecipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from .start import check_start, fill_from_model, labels_of, load_start, write_start
-from .tasks import has_segments
+from .tasks import MODELS, has_segments
 from .transfer import keep_layers, prepare_network, target_modules
 
 with extra("train"):
@@ -124,6 +124,7 @@ def _running_text_data(recipe: Recipe) -> TaskData:
     return RunningTextData(
         **_common(recipe, columns),
         objective=ObjectiveSettings(recipe.task, **settings),
+        frame=MODELS[recipe.task].frame,
         by_line=recipe.objective.unit == "lines",
     )
 
@@ -137,6 +138,7 @@ def _labelled_data(recipe: Recipe, text: str = "text", label: str = "label") -> 
     return LabelledData(
         **_common(recipe, columns),
         task=recipe.task,
+        frame=MODELS[recipe.task].frame,
         block_length=recipe.objective.block_length,
         has_segments=has_segments(recipe),
     )

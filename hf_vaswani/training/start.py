@@ -45,7 +45,7 @@ from ..translation.loading import (
     load_whole_tokenizer,
     quiet,
 )
-from .tasks import config_of_labels, config_of_task, model_class, search_of
+from .tasks import MODELS, config_of_labels, config_of_task, model_class, search_of
 from .transfer import seeded
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,8 @@ def _load_other(
         model.generation_config.update(**search_of(recipe.evaluation))
     check_vocabulary(model, tokenizer, folder)
     # Segments tell the texts of a pair apart, which an encoder reads.
-    put_special_tokens(tokenizer, recipe.task, model.config.stacks == ("encoder",) and config.type_vocab_size > 0)
+    has_segments = model.config.stacks == ("encoder",) and config.type_vocab_size > 0
+    put_special_tokens(tokenizer, MODELS[recipe.task].frame, has_segments)
     new = ", ".join(sorted({_described(name, saved) for name in report["missing_keys"]}))
     logger.info(f"initialize.from: took the weights of {folder}" + (f"; random weights for {new}" if new else ""))
     return model.eval(), tokenizer

@@ -10,6 +10,7 @@ import torch
 
 from ..data.batching import Batch
 from ..data.task_data import EvaluationSet
+from ..data.tokenizer import Frame
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import (
     VaswaniClassifier,
@@ -37,11 +38,13 @@ class TaskModel:
     Attributes:
         kind (`type`): its class.
         config (`Callable`): returns the fields of its config that follow from the task, but for names of labels.
+        frame ([`Frame`]): the special tokens around its text.
         perplexities (`Sequence[str]`): its perplexities, by [`perplexities`].
     """
 
     kind: type[VaswaniPreTrainedModel]
     config: Callable[[Recipe], dict[str, Any]] = lambda recipe: {}
+    frame: Frame = Frame()
     perplexities: Sequence[str] = ("perplexity",)
 
 
@@ -60,16 +63,17 @@ MODELS: dict[str, TaskModel] = {
         VaswaniForConditionalGeneration, lambda recipe: {"language_pairs": recipe.language_pairs}
     ),
     "text_to_text": TaskModel(VaswaniForConditionalGeneration),
-    "masked_lm": TaskModel(VaswaniForMaskedLM, _encoder),
+    "masked_lm": TaskModel(VaswaniForMaskedLM, _encoder, Frame(bos=True, reads_mask=True)),
     "causal_lm": TaskModel(
         VaswaniForCausalLM,
         lambda recipe: {"is_encoder_decoder": False, "is_decoder": True},
+        Frame(bos=True, eos=False),
         ("perplexity", "word_perplexity", "byte_perplexity"),
     ),
     "span_corruption": TaskModel(VaswaniForConditionalGeneration),
     "denoise": TaskModel(VaswaniForConditionalGeneration),
-    "classification": TaskModel(VaswaniForSequenceClassification, _classifier, ()),
-    "tagging": TaskModel(VaswaniForTokenClassification, _classifier, ()),
+    "classification": TaskModel(VaswaniForSequenceClassification, _classifier, Frame(bos=True), ()),
+    "tagging": TaskModel(VaswaniForTokenClassification, _classifier, Frame(bos=True), ()),
 }
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import (
+    Frame,
     add_language_tags,
     load_tokenizer,
     put_special_tokens,
@@ -73,16 +74,16 @@ def test_any_text_decodes_back_to_itself(tokenizer, text) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "segments", "side", "splits", "inputs"),
+    ("frame", "segments", "side", "splits", "inputs"),
     [
-        ("translation", False, "right", True, ["input_ids", "attention_mask"]),
-        ("causal_lm", False, "left", True, ["input_ids", "attention_mask"]),
-        ("masked_lm", True, "right", False, ["input_ids", "token_type_ids", "attention_mask"]),
+        (Frame(), False, "right", True, ["input_ids", "attention_mask"]),
+        (Frame(bos=True, eos=False), False, "left", True, ["input_ids", "attention_mask"]),
+        (Frame(bos=True, reads_mask=True), True, "right", False, ["input_ids", "token_type_ids", "attention_mask"]),
     ],
 )
-def test_what_a_task_asks_of_a_tokenizer_is_saved(task, segments, side, splits, inputs, tmp_path) -> None:
+def test_what_a_task_asks_of_a_tokenizer_is_saved(frame, segments, side, splits, inputs, tmp_path) -> None:
     tokenizer = train_tokenizer(TEXT, 400)
-    put_special_tokens(tokenizer, task, segments)
+    put_special_tokens(tokenizer, frame, segments)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (loaded.padding_side, loaded.split_special_tokens, loaded.model_input_names) == (side, splits, inputs)

@@ -60,6 +60,10 @@ def test_a_run_is_complete(name, runs) -> None:
         assert all(0 <= measures[each] <= 1 for each in expected if each.endswith(("accuracy", "f1")))
     if name not in LABELLED:
         assert lines[0]["measures"]["perplexity"] == pytest.approx(math.exp(lines[0]["loss"]))
+    ids = AutoTokenizer.from_pretrained(run / "model")("dog", "cat")["input_ids"]
+    # <s> as <, </s> as >, and the tokens of a text as t.
+    frame = re.sub("t+", "t", "".join({1: "<", 2: ">"}.get(token, "t") for token in ids))
+    assert frame == {"causal_lm": "<t<t", "span_corruption": "t>t>", "denoise": "t>t>"}.get(name, "<t>t>")
     kind, auto = CLASSES[name]
     assert type(auto.from_pretrained(run / "model")) is kind
     checkpoint, report = auto.from_pretrained(run / "checkpoint-6", output_loading_info=True)
