@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -605,6 +606,20 @@ def test_streamers_processors_and_criteria_of_the_caller() -> None:
         assert model.generate(**inputs, num_beams=num_beams, max_time=0.0).shape == (2, 2)
         only = model.generate(**inputs, num_beams=num_beams, prefix_allowed_tokens_fn=lambda *_: [5], max_new_tokens=3)
         assert only.tolist() == [[BOS, 5, 5, 5]] * 2
+
+
+# Both searches: `output_scores` falls back to transformers' own.
+@pytest.mark.parametrize("more", [{}, {"output_scores": True}], ids=str)
+def test_settings_of_threads_do_not_meet(more) -> None:
+    model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
+    settings = [
+        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5} | more
+        for beams, kind, alpha, finish in itertools.product((2, 3), ("gnmt", "power"), (0.3, 2.0), ("all", "top"))
+    ]
+    expected = [search(model, inputs, **setting) for setting in settings]
+    assert len({str(hypotheses) for hypotheses in expected}) > 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
 
 
 @pytest.mark.parametrize("fails", [False, True])

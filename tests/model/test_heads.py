@@ -19,12 +19,15 @@ from transformers import (
     BertForPreTraining,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DataCollatorForLanguageModeling,
     GPT2Config,
     GPT2LMHeadModel,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     PreTrainedTokenizerFast,
     StaticCache,
+    Trainer,
+    TrainingArguments,
     pipeline,
 )
 
@@ -525,6 +528,21 @@ def test_feature_extraction(kind, tokenizer, tmp_path) -> None:
     features = extract("one two three")
     assert features.shape == (1, 4, 16)
     assert torch.equal(features, extract.model(**tokenizer("one two three", return_tensors="pt"))[0])
+
+
+@pytest.mark.slow
+def test_trainer_trains_a_masked_language_model(tokenizer, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = VaswaniForMaskedLM(tiny_config(vocab_size=len(tokenizer)))
+    data = [tokenizer(text) for text in ("one two three four five", "six seven eight nine ten") * 8]
+    settings = {"max_steps": 60, "learning_rate": 0.01, "logging_steps": 10, "gradient_accumulation_steps": 2}
+    quiet = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    arguments = TrainingArguments(str(tmp_path), **settings, **quiet)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
+    trainer = Trainer(model, arguments, train_dataset=data, data_collator=collator)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 # ---- Bad input
