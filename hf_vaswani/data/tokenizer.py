@@ -167,17 +167,6 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
     tokenizer.add_tokens([AddedToken(tag, lstrip=True, rstrip=True, normalized=False, special=False) for tag in tags])
 
 
-def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[str]) -> None:
-    """
-    Adds the tags of languages to a vocabulary, as [`add_tags`] does.
-
-    Args:
-        tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
-        languages (`Sequence[str]`): language codes.
-    """
-    add_tags(tokenizer, [language_tag(language) for language in languages])
-
-
 def has_tag(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
     """Returns whether a vocabulary has an entry for a tag, and finds it in text."""
     id_ = tokenizer.get_vocab().get(tag)

@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_vaswani.cli import inputs, main, serve
 from hf_vaswani.cli.main import _parser
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags
 from hf_vaswani.translation import lines as translation
 from hf_vaswani.translation import quantization
@@ -35,7 +35,7 @@ def test_a_target_language_prepends_its_tag(tiny_run, monkeypatch, capsys) -> No
 
     def tagged(name):
         model, loaded = load(name)
-        tokenizer.add_language_tags(loaded, ["de"])
+        tokenizer.add_tags(loaded, ["<2de>"])
         return model, loaded
 
     monkeypatch.setattr(loading, "load_translator", tagged)
@@ -108,7 +108,7 @@ def test_tags_are_prepended_or_expected() -> None:
     lines = ["one", "", " \t", "<2de> two"]
     tags = LanguageTags(tokenizer, option="--target-language", is_required=True)
     assert list(inputs.LoadedModels([], None, tags).tagged(lines, "file")) == lines
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     found = list(inputs.LoadedModels([], None, tags, "de").tagged(lines, "file"))
     assert found == ["<2de> one", "", " \t", "<2de> two"]
     tagged = inputs.LoadedModels([], None, tags).tagged([" <2fr> one", "", "two"], "file")

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import (
     Frame,
-    add_language_tags,
+    add_tags,
     load_tokenizer,
     put_special_tokens,
     train_tokenizer,
@@ -285,7 +285,7 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
             assert loaded(f"<2de>{space}{sentence}")["input_ids"] == [len(plain), *ids]
         assert loaded(f"<2pt-br> {sentence}")["input_ids"] == [len(plain) + 1, *ids]
     # An existing tag is not added again.
-    add_language_tags(loaded, ["de", "fr"])
+    add_tags(loaded, ["<2de>", "<2fr>"])
     assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]
 
 

@@ -40,7 +40,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.data.tokenizer import add_language_tags
+from hf_vaswani.data.tokenizer import add_tags
 from hf_vaswani.removed_tasks import restore_tasks
 
 from ..conftest import SEED, dear
@@ -412,7 +412,7 @@ def test_ids_of_sentences_are_not_joined(translator: Any, model: Any) -> None:
 
 def test_every_sentence_gets_the_tag_of_its_language(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = build_tokenizer()
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     model.resize_token_embeddings(len(tokenizer))
     translator = pipeline("translation", model=model, tokenizer=tokenizer, split_sentences=True)
     preprocess, read = translator.preprocess, []
@@ -549,7 +549,7 @@ def test_languages_reach_a_multilingual_tokenizer(model: Any, monkeypatch: pytes
 def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> None:
     tokenizer = build_tokenizer()
     plain = tokenizer("a dog")["input_ids"]
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     de, fr = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
     translator = pipeline("translation", model=model, tokenizer=tokenizer)
     by_task = pipeline("translation_en_to_fr", model=model, tokenizer=tokenizer)
@@ -595,7 +595,7 @@ WITHOUT_WORDS = ["", " ", "\n", "\t \u00a0\u3000", "<2de>", " <2fr> ", "42", "â˜
 def test_text_without_words_is_returned_as_it_is(model: Any, text: str) -> None:
     """And nothing is invented for a text without anything, by a model that would say something whatever it reads."""
     tokenizer = build_tokenizer()
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     model.resize_token_embeddings(len(tokenizer))
     assert model.generate(**tokenizer("", return_tensors="pt"), min_new_tokens=3, max_new_tokens=5).shape[1] >= 4
     translator = translate_with(model, min_new_tokens=3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.translation.alignment import Alignment
 
 from ..networks import tiny_model
@@ -118,7 +118,7 @@ def test_text_without_words_is_kept(translator) -> None:
 
 def test_the_language_is_put_in_front(demo, tokenizer) -> None:
     tagged = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
-    add_language_tags(tagged, ["de", "fr"])
+    add_tags(tagged, ["<2de>", "<2fr>"])
     model = tiny_model(3, vocab_size=len(tagged), eos=-1e4, language_pairs=[["en", "de"], ["en", "fr"]])
     model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
     translator = demo.DemoTranslator(model, tagged)

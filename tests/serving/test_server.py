@@ -19,7 +19,7 @@ import transformers
 from fastapi.testclient import TestClient
 
 from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.serving import server as serving
 from hf_vaswani.serving.batcher import OverdueError
 from hf_vaswani.serving.server import Limits, build_server
@@ -32,7 +32,7 @@ from ..networks import tiny_model
 def make_pipeline(*pairs: tuple[str, str]) -> Any:
     """A model of several languages, with a tag for each target."""
     tokenizer = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
-    add_language_tags(tokenizer, list(dict.fromkeys(target for _, target in pairs)))
+    add_tags(tokenizer, list(dict.fromkeys(f"<2{target}>" for _, target in pairs)))
     model = tiny_model(vocab_size=len(tokenizer), eos=-1e4)
     model.config.language_pairs = [list(pair) for pair in pairs]
     model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])

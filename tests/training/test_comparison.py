@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.cli import main
 from hf_vaswani.data.task_data import EvaluationText
-from hf_vaswani.data.tokenizer import add_language_tags, add_tags
+from hf_vaswani.data.tokenizer import add_tags
 from hf_vaswani.hub.publishing import read_candidate
 from hf_vaswani.metrics import score
 from hf_vaswani.recipe import HubRecipe
@@ -189,7 +189,7 @@ def test_a_sentence_gets_the_baselines_own_tag(tiny_run, tmp_path) -> None:
     plain = Baseline(tiny_run / "model", "cpu")
     assert plain.tagged(text(*SENTENCES)) == SENTENCES, "it has no tags"
     model, tokenizer = plain.translator.models[0], plain.translator.tokenizer
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     for has_prefix in (False, True):
         if has_prefix:
             add_tags(tokenizer, ["<bt>"])

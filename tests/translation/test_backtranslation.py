@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vaswani.data.tokenizer import add_language_tags
+from hf_vaswani.data.tokenizer import add_tags
 from hf_vaswani.translation.backtranslation import (
     Backtranslator,
     check_direction,
@@ -80,7 +80,7 @@ def test_a_model_of_another_direction_is_refused(loaded) -> None:
         check_direction(*named, "de", "en")
     model.config.language_pairs = None
     assert check_direction(*named, "de", "en") == "", "it says nothing"
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     assert check_direction(*named, "en", "de") == "<2de>"
     with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
         check_direction(*named, "en", "es")
@@ -92,7 +92,7 @@ def test_the_digest_is_that_of_weights_architecture_and_vocabulary(loaded) -> No
     set_search(model, "sampling")
     tokenizer(["one"], padding="max_length", max_length=9, truncation=True)
     assert model_digest(model, tokenizer) == before
-    add_language_tags(tokenizer, ["de"])
+    add_tags(tokenizer, ["<2de>"])
     assert model_digest(model, tokenizer) != before
     before = model_digest(model, tokenizer)
     with torch.no_grad():

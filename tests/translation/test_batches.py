@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vaswani.data.tokenizer import add_language_tags, load_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, load_tokenizer
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
 
 
@@ -91,7 +91,7 @@ def test_one_beam_has_no_scores(translator) -> None:
 
 def test_a_tag_alone_is_not_translated(translator) -> None:
     model, tokenizer = translator
-    add_language_tags(tokenizer, ["de"])
+    add_tags(tokenizer, ["<2de>"])
     model.resize_token_embeddings(len(tokenizer))
     # The model would otherwise generate something for any input.
     settings = {"min_new_tokens": 3, "max_new_tokens": 5}

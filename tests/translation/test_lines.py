@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags, Parts, longest_source
 from hf_vaswani.translation.batches import translate_corpus, translate_n_best
 from hf_vaswani.translation.lines import LineTranslator, _joined, cut_lines
@@ -19,7 +19,7 @@ def short_model():
     """A model with 24 learned positions, and its tokenizer with a language tag."""
     words = "one two three four five six seven eight nine ten"
     tokenizer = train_tokenizer([words] * 50, 320)
-    add_language_tags(tokenizer, ["de"])
+    add_tags(tokenizer, ["<2de>"])
     torch.manual_seed(0)
     sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     limits = {"position_encoding": "learned", "max_position_embeddings": 24}

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.translation.markup import Segment, parse
 from hf_vaswani.translation.placement import restore
 
@@ -107,7 +107,7 @@ def test_placeholders_alone(translator) -> None:
 
 def test_languages_of_a_multilingual_model(folder, tmp_path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    add_language_tags(tokenizer, ["de", "fr"])
+    add_tags(tokenizer, ["<2de>", "<2fr>"])
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.config.language_pairs = [["en", "de"], ["en", "fr"]]
     translator = VaswaniTranslationPipeline(model, tokenizer)
