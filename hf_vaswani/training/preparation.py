@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -41,8 +41,11 @@ from .tasks import MODELS, has_segments
 from .transfer import keep_layers, prepare_network, target_modules
 
 with extra("train"):
-    from accelerate import Accelerator
     from datasets import Dataset
+
+if TYPE_CHECKING:
+    # Text is also read to be checked, without the training's packages.
+    from accelerate import Accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ class Run:
     """
 
     recipe: Recipe
-    accelerator: Accelerator
+    accelerator: "Accelerator"
     tokenizer: PreTrainedTokenizerBase
     updates: Updates
     sets: dict[str, list[EvaluationSet]]
@@ -200,7 +203,7 @@ def batch_order(recipe: Recipe, num_processes: int = 1, process_index: int = 0) 
 # ---- From a recipe to a run --------------------------------------------------------------------------------------
 
 
-def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> Run:
+def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -> Run:
     """
     Reads the text of a recipe and the model it starts from, learns or loads its vocabulary, and encodes the text.
 
@@ -325,7 +328,7 @@ def _shown(value: Any) -> str:
 
 
 def _write_new_run(
-    recipe: Recipe, accelerator: Accelerator, sources: list[Source], evaluated: list[Source], labels: list[str]
+    recipe: Recipe, accelerator: "Accelerator", sources: list[Source], evaluated: list[Source], labels: list[str]
 ) -> Recipe:
     """Writes the first files of a run; returns the recipe with the keys that the model it starts from decides."""
     folder = Path(recipe.run_dir)
@@ -385,7 +388,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _write_run_files(
-    recipe: Recipe, accelerator: Accelerator, sources: list[Source], is_resumed: bool = False
+    recipe: Recipe, accelerator: "Accelerator", sources: list[Source], is_resumed: bool = False
 ) -> None:
     """Writes the resolved recipe, and the environment unless an earlier start of the run wrote it."""
     run_dir = Path(recipe.run_dir)
@@ -407,7 +410,7 @@ def _has_environment(run_dir: Path) -> bool:
     return True
 
 
-def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequence[Source] = ()) -> Environment:
+def describe_environment(recipe: Recipe, accelerator: "Accelerator", sources: Sequence[Source] = ()) -> Environment:
     """
     Describes versions, machine and command of this training.
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +169,15 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
     assert "needs py3langid: pip install 'hf_vaswani[clean]'" in caplog.text
     said = capsys.readouterr().out
     assert "duplicate " in said and "languages " not in said and "language " not in said
+
+
+def test_the_packages_of_its_own_extra_are_enough(text) -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('accelerate', 'evaluate', 'peft', 'matplotlib'))); "
+        "from hf_vaswani.cli import main; main(['check', *sys.argv[1:]])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "duplicate" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("damage", ["shorter", "latin-1"])
