@@ -1,5 +1,6 @@
 """Small trainings in this process, and what may become of their files."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,6 +17,20 @@ def train(folder: Path, run: Path, **training: object) -> int:
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "model.safetensors")
+
+
+def same_weights(one: Path, two: Path, file: str = "model.safetensors") -> bool:
+    """Compares the weights of two folders bit for bit."""
+    ours, theirs = load_file(one / file), load_file(two / file)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def assert_resumes_exactly(arguments: list[str], run: Path, last: int) -> None:
+    """Trains the last part of a finished run again, from the checkpoint before."""
+    before = (run / f"checkpoint-{last}").rename(run.with_name("before"))
+    shutil.rmtree(run / "model")
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    assert same_weights(run / f"checkpoint-{last}", before)
 
 
 def contents(run: Path) -> dict[str, bytes]:

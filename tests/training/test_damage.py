@@ -5,24 +5,20 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
 from hf_vaswani.run_folder import check_checkpoint, read_progress
 
 from ..conftest import dear
-from .runs import DAMAGES, HALF, flip, train, weights
+from .runs import DAMAGES, HALF, flip, same_weights, train
+
+DAMAGED = [("flipped", "ema.safetensors"), ("deleted", "config.json"), ("truncated", "progress.json")]
 
 
 def same_end(one: Path, two: Path) -> bool:
-    names = [
-        f"{folder}/{name}.safetensors" for folder in ("checkpoint-12", "checkpoint-8") for name in ("model", "ema")
-    ]
-    for name in ("model/model.safetensors", *names):
-        first, second = load_file(one / name), load_file(two / name)
-        if not all(torch.equal(first[key], second[key]) for key in first | second):
-            return False
+    checkpoints = [f"checkpoint-{step}/{name}.safetensors" for step in (8, 12) for name in ("model", "ema")]
+    if not all(same_weights(one, two, name) for name in ("model/model.safetensors", *checkpoints)):
+        return False
     names = ["validations.jsonl", "training.jsonl", "test_translations.txt", "tokenizer/tokenizer.json"]
     return all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
 
@@ -51,9 +47,7 @@ def test_damage_to_a_model_in_a_checkpoint_is_named(half_run, run, kind) -> None
 
 
 @pytest.mark.variants(2)
-@pytest.mark.parametrize(
-    ("kind", "name"), [("flipped", "ema.safetensors"), ("deleted", "config.json"), ("truncated", "progress.json")]
-)
+@pytest.mark.parametrize(("kind", "name"), DAMAGED)
 def test_a_training_loads_nothing_that_is_damaged_and_the_way_out_works(
     half_run, run, whole_run, capsys, kind, name
 ) -> None:
@@ -118,15 +112,10 @@ def test_a_flipped_validation_averages_no_other_checkpoint(tmp_path) -> None:
     assert json.loads((tmp_path / "run" / "test.json").read_text())["averaged"] == [best]
     arguments = ["average", str(tmp_path / "run"), "--best", "1", "--output", str(tmp_path / "mean")]
     assert main(arguments) == 0
-    assert all(
-        torch.equal(weight, weights(tmp_path / "mean")[name])
-        for name, weight in weights(tmp_path / "run" / best).items()
-    )
+    assert same_weights(tmp_path / "mean", tmp_path / "run" / best)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("flipped", "ema.safetensors"), ("deleted", "config.json"), ("truncated", "progress.json")]
-)
+@pytest.mark.parametrize(("kind", "name"), DAMAGED)
 def test_a_damaged_checkpoint_is_not_averaged(half_run, run, tmp_path, capsys, kind, name) -> None:
     DAMAGES[kind](run / "checkpoint-4" / name)
     folders = [str(run / f"checkpoint-{step}") for step in (4, 8)]

@@ -23,7 +23,7 @@ from hf_vaswani.training.optimization import noam
 from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
 from ..conftest import ROOT, dear, tiny_recipe, write_pairs
-from .runs import train, weights
+from .runs import assert_resumes_exactly, same_weights, train, weights
 
 
 def test_a_run_folder_is_complete(tiny_run) -> None:
@@ -53,14 +53,6 @@ def test_a_run_folder_is_complete(tiny_run) -> None:
     assert validation["best"] is True
 
 
-def test_the_model_is_the_average_of_the_last_checkpoints(tiny_run) -> None:
-    first, second, final = (weights(tiny_run / name) for name in ("checkpoint-8", "checkpoint-12", "model"))
-    for name, weight in final.items():
-        if name in first:
-            torch.testing.assert_close(weight, (first[name] + second[name]) / 2)
-    assert len(set(final) & set(first)) >= len(final) - 1
-
-
 def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, capsys) -> None:
     folder = tiny_run.parent
     run = tmp_path / "run"
@@ -70,9 +62,7 @@ def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, ca
     # It was made from the same text and vocabulary, and is no part of what was scored.
     assert (run / "model" / SHORTLIST).read_text() == "{}"
     assert SHORTLIST not in json.loads((run / "test.json").read_text())["files"]
-    ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
-    assert set(ours) == set(theirs)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(run / "checkpoint-12", tiny_run / "checkpoint-12")
     results = [json.loads((path / "test.json").read_text()) for path in (run, tiny_run)]
     assert results[0]["bleu"] == results[1]["bleu"]
 
@@ -90,14 +80,9 @@ def test_every_switch_resumes_bit_for_bit(tmp_path, switches) -> None:
     """AdamW, Muon, transformers' schedules, two passes, smoothing over all, characters: the update after a stop."""
     run = tmp_path / "run"
     switches |= {"peak_learning_rate": 0.01, "weight_decay": 0.1, "max_steps": 8, "label_smoothing_over": "all"}
-    arguments = [*tiny_recipe(tmp_path, **switches), "--tokenizer.kind=characters", "--run_dir", str(run)]
-    assert main(["train", *arguments]) == 0
-    uninterrupted = weights(run / "checkpoint-8")
-    for folder in ("checkpoint-8", "model"):
-        shutil.rmtree(run / folder)
-    assert main(["train", *arguments]) == 0
-    again = weights(run / "checkpoint-8")
-    assert all(torch.equal(again[name], uninterrupted[name]) for name in again)
+    arguments = [*tiny_recipe(tmp_path, **switches), "--tokenizer.kind=characters"]
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    assert_resumes_exactly(arguments, run, 8)
 
 
 def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch) -> None:
@@ -212,8 +197,7 @@ def test_checkpoints_by_the_clock_are_kept_until_the_next_and_change_nothing(tmp
     for folder in ("plain", "often"):
         found = {path.name for path in (tmp_path / folder).glob("checkpoint-*")}
         assert found == {"checkpoint-8", "checkpoint-10"}
-    first, second = (weights(tmp_path / folder / "model") for folder in ("plain", "often"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same_weights(tmp_path / "plain" / "model", tmp_path / "often" / "model")
     saved.clear()
     assert train(tmp_path, tmp_path / "seldom", **switches, save_every_minutes=100) == 0
     assert saved == [4, 8, 10]

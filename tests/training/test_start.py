@@ -30,7 +30,7 @@ from ..conversion.fairseq_folders import simple_folder
 from ..conversion.marian_folders import marian_folder, npz_folder, spms  # noqa: F401
 from ..hub_server import HubServer
 from ..networks import tiny_model
-from .runs import weights
+from .runs import same_weights, weights
 
 
 def adaptation(folder: Path, start: Path | str, *, scored: bool = False) -> list[str]:
@@ -60,8 +60,7 @@ def resolved(run: Path) -> dict:
 def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_path, capsys) -> None:
     assert adapt(tmp_path, tiny_run, "--evaluation.max_length=9") == 0, capsys.readouterr()
     run = tmp_path / "run"
-    start, model = weights(run / "start"), weights(tiny_run / "model")
-    assert start.keys() == model.keys() and all(torch.equal(start[name], model[name]) for name in start)
+    assert same_weights(run / "start", tiny_run / "model")
     assert (run / "start" / "tokenizer.json").read_text() == (tiny_run / "model" / "tokenizer.json").read_text()
     recipe = resolved(run)
     assert (recipe["model"]["d_model"], recipe["model"]["encoder_layers"], recipe["model"]["dropout"]) == (16, 1, 0.1)
@@ -73,14 +72,13 @@ def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_pa
     published = VaswaniForConditionalGeneration.from_pretrained(run / "model")
     assert (published.generation_config.max_length, published.generation_config.num_beams) == (9, 2)
     assert published.config.dropout == 0.1
-    assert any(not torch.equal(start[name], weights(run / "model")[name]) for name in start)
+    assert not same_weights(run / "start", run / "model")
 
 
 @pytest.mark.slow
 def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_run, tmp_path, caplog) -> None:
     assert adapt(tmp_path, tiny_run / "model", "--training.peak_learning_rate=1e-30", scored=True) == 0
-    start, end = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model")
-    assert all(torch.equal(start[name], end[name]) for name in end)
+    assert same_weights(tmp_path / "run" / "start", tmp_path / "run" / "model")
     ours, theirs = (json.loads((run / "test.json").read_text())["bleu"] for run in (tmp_path / "run", tiny_run))
     assert ours == theirs
     assert "no validation has a higher BLEU than that before the first update" in caplog.text
@@ -96,8 +94,7 @@ def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys)
     assert adapt(tmp_path, tmp_path / "original", "--model.d_model=32", scored=True) == 2
     assert "model.d_model is 16 there and 32 here" in capsys.readouterr().err
     assert adapt(tmp_path, tmp_path / "original", scored=True) == 0
-    ours, theirs = (weights(tmp_path / run / "checkpoint-4") for run in ("run", "whole"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_weights(tmp_path / "run" / "checkpoint-4", tmp_path / "whole" / "checkpoint-4")
     # The resolved recipe is the same experiment.
     assert main(["train", str(tmp_path / "run" / "recipe.yaml"), "--training.max_steps=6"]) == 0
     start = tmp_path / "run" / "start" / "config.json"
@@ -170,8 +167,7 @@ def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # 
         simple_folder(folder)
     assert main(["convert", str(start), str(tmp_path / "converted"), "--to", "vaswani"]) == 0
     assert adapt(tmp_path, start, "--training.max_steps=1") == 0, capsys.readouterr()
-    ours, theirs = weights(tmp_path / "run" / "start"), weights(tmp_path / "converted")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_weights(tmp_path / "run" / "start", tmp_path / "converted")
     published, original = (
         VaswaniForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("run/model", "converted")
     )
@@ -197,8 +193,7 @@ def test_a_model_on_the_hub_is_downloaded_at_its_revision(tiny_run, tmp_path) ->
         assert not (tmp_path / "run").exists()
         done = start("alice/base", f"--initialize.revision={revision}")
         assert done.code == 0, done.err
-    theirs, ours = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    assert same_weights(tiny_run / "model", tmp_path / "run" / "start")
     assert ModelCard.load(tmp_path / "run" / "model" / "README.md").data.base_model == "alice/base"
 
 

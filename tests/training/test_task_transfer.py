@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani.cli.main import main
 
 from ..conftest import dear
+from .runs import assert_resumes_exactly
 from .task_recipes import CLASSES, recipe, trained, weights
 
 STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs", "tagging")
@@ -60,11 +60,7 @@ def test_a_task_starts_from_another(name, start, runs, tmp_path) -> None:
     assert all(each["architectures"] == [CLASSES[name][0].__name__] for each in settings)
     lines = [json.loads(line)["step"] for line in (run / "validations.jsonl").read_text("utf-8").splitlines()]
     assert lines == [0, 3, 6]
-    last = weights(run / "checkpoint-6")
-    for gone in ("checkpoint-6", "model"):
-        shutil.rmtree(run / gone)
-    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
-    assert all(torch.equal(weight, last[key]) for key, weight in weights(run / "checkpoint-6").items())
+    assert_resumes_exactly(arguments, run, 6)
 
 
 def test_a_classifier_keeps_its_labels(runs, tmp_path, capsys) -> None:

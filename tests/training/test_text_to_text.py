@@ -1,7 +1,6 @@
 """Several tasks in one model, told apart by a prefix: trained, resumed, and scored one by one."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from hf_vaswani.cli.main import main
 from hf_vaswani.records import Validation, from_json
 
 from ..conftest import SEED, THREADS, tiny_recipe
-from .task_recipes import weights, write_labelled
+from .runs import assert_resumes_exactly
+from .task_recipes import write_labelled
 
 
 def recipe(folder: Path, **training: object) -> list[str]:
@@ -41,21 +41,15 @@ def recipe(folder: Path, **training: object) -> list[str]:
 
 
 def test_a_run_scores_each_task_and_ends_the_same_after_a_stop(tmp_path) -> None:
-    arguments = [*recipe(tmp_path), "--run_dir", str(tmp_path / "run")]
-    assert main(["train", *arguments]) == 0
-    run = tmp_path / "run"
+    arguments, run = recipe(tmp_path), tmp_path / "run"
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
     first = json.loads((run / "test.json").read_text("utf-8"))
     assert first["sets"].keys() == {"en-xx", "en-animal"}
     for scored in (first, json.loads((run / "validations.jsonl").read_text("utf-8").splitlines()[-1])):
         each = [part["exact_match"] for part in scored["sets"].values()]
         assert scored["measures"] == {"exact_match": sum(each) / 2}
         assert scored["bleu"] == sum(part["bleu"] for part in scored["sets"].values()) / 2
-    before = weights(run / "checkpoint-6")
-    for gone in ("checkpoint-6", "model"):
-        shutil.rmtree(run / gone)
-    assert main(["train", *arguments]) == 0
-    after = weights(run / "checkpoint-6")
-    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert_resumes_exactly(arguments, run, 6)
     settings = json.loads((run / "model" / "config.json").read_text("utf-8"))
     assert settings.get("language_pairs") is None
 

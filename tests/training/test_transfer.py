@@ -31,6 +31,7 @@ from hf_vaswani.translation.loading import load_model
 
 from ..conftest import tiny_recipe
 from ..networks import tiny_model, with_labels
+from .runs import same_weights
 
 TEXT = ["one two three four", "two three ändern", "four one ändern two"] * 5
 TIES = [(True, True), (False, True), (False, False)]
@@ -201,10 +202,8 @@ def test_a_resumed_training_is_the_same_bit_for_bit(adapted, tiny_run, tmp_path)
     # The recipe of the whole run saves every 4 updates; what is saved is no part of what is trained.
     assert adapt(tiny_run, tmp_path, run, max_steps=12, save_every=1, keep_last=20) == 0
     for step in (8, 12):
-        one, other = (load_file(each / f"checkpoint-{step}" / "adapter_model.safetensors") for each in (adapted, run))
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    one, other = (load_file(each / "start" / "model.safetensors") for each in (adapted, run))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+        assert same_weights(adapted, run, f"checkpoint-{step}/adapter_model.safetensors")
+    assert same_weights(adapted / "start", run / "start")
 
 
 @pytest.mark.parametrize("way", ["missing", "changed"])

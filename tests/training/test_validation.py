@@ -2,13 +2,13 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
@@ -18,14 +18,10 @@ from hf_vaswani.training.validation import finite
 from hf_vaswani.translation.batches import translate_corpus
 
 from ..conftest import tiny_recipe
+from . import runs
+from .runs import same_weights, weights
 
-
-def train(folder: Path, run: Path, **training: object) -> int:
-    return main(["train", *tiny_recipe(folder, scored=True, **training), "--run_dir", str(run)])
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint / "model.safetensors")
+train = partial(runs.train, scored=True)
 
 
 def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
@@ -53,8 +49,7 @@ def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
 def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
     run = tmp_path / "run"
     assert train(tiny_run.parent, run, validate_every=2) == 0
-    ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(run / "checkpoint-12", tiny_run / "checkpoint-12")
 
 
 @pytest.mark.slow
@@ -73,8 +68,7 @@ def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch, new_sta
     for run, interval in ((often, 4), (once, 8)):
         assert train(tmp_path, run, mixed_precision="bf16", max_steps=8, validate_every=interval) == 0
     assert found == [True] * 5
-    ours, theirs = weights(often / "checkpoint-8"), weights(once / "checkpoint-8")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(often / "checkpoint-8", once / "checkpoint-8")
 
 
 def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
@@ -189,8 +183,7 @@ def test_a_run_from_a_model_is_validated_before_its_first_update_once(tiny_run, 
         assert with_another_set(tmp_path, parts, start, max_steps=steps) == 0
     assert [line["step"] for line in validations(whole)] == [0, 2, 4]
     assert validations(parts) == validations(whole)
-    ours, theirs = (weights(run / "checkpoint-4") for run in (parts, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(parts / "checkpoint-4", whole / "checkpoint-4")
     # The start has no checkpoint, so it is never averaged.
     assert with_another_set(tmp_path, parts, start, "--training.average_best=9", max_steps=4) == 0
     assert read_result(parts).averaged == ["checkpoint-2", "checkpoint-4"]
@@ -223,8 +216,7 @@ def test_text_made_anew_resumes_bit_for_bit_and_with_no_other_chance(tmp_path, c
         if stop == 7:
             progress = json.loads((tmp_path / "two" / "checkpoint-7" / "progress.json").read_text())
             assert progress["position"]["epoch"] > 0 and progress["position"]["update"] > 0
-    ours, theirs = (weights(tmp_path / name / "checkpoint-12") for name in ("one", "two"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(tmp_path / "one" / "checkpoint-12", tmp_path / "two" / "checkpoint-12")
     other = [*tiny_recipe(tmp_path, max_steps=14, tokens_per_batch=400), "--run_dir", str(tmp_path / "one")]
     for changed, key in (
         ([*CHANCE, "--tokenizer.bpe_dropout=0"], "tokenizer.bpe_dropout"),
