@@ -121,6 +121,19 @@ def test_keys_that_agree_are_accepted(tmp_path) -> None:
         ("initialize: {from: a/b, add_tokens: [' <2de>']}\n", ["blank entries or spaces around an entry"]),
         (f"hub: {{repo_id: {'x' * 9000}}}\n", ["hub.repo_id must have the form user/name, but it is 'xxx"]),
         ("backtranslation: {text: []}\n", ["backtranslation.text", "[]"]),
+        ("training: {simcut: {}, r_drop: {}}\n", ["training.simcut and training.r_drop exclude each other"]),
+        ("training: {adapter: {}}\n", ["training.adapter requires initialize.from"]),
+        *(
+            (f"initialize: {{from: a/b{start}}}\ntraining: {{adapter: {{}}{more}}}\n", [f"adapter excludes {key}"])
+            for key, start, more in (
+                ("training.freeze", "", ", freeze: [encoder]"),
+                ("training.optimizer", "", ", optimizer: muon"),
+                ("training.ema_decay", "", ", ema_decay: 0.9"),
+                ("initialize.vocabulary", ", vocabulary: transfer", ""),
+                ("initialize.add_tokens", ", add_tokens: [<2fr>]", ""),
+                ("initialize.parts", ", parts: [encoder]", ""),
+            )
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_named(tmp_path, text, words) -> None:
@@ -152,6 +165,8 @@ def test_a_value_that_cannot_be_is_named(tmp_path, text, words) -> None:
             "--training.best_by=f1",
             "training.best_by is 'f1', but task 'masked_lm' has no F1: set it to 'loss' or 'acc",
         ),
+        ("--task=text_to_text --hub.min_score=0.5", "training.best_by is 'bleu': set that to 'exact_match', or leave"),
+        ("--task=text_to_text --training.best_by=accuracy", "has no accuracy: set it to 'bleu' or 'exact_match' or"),
         ("--task=denoise --training.best_by=accuracy", "task 'denoise' has no accuracy: set it to 'loss'."),
         ("--objective.next_sentence=true --objective.unit=lines", "next_sentence needs objective.unit 'blocks'"),
         ("--task=denoise --objective.noise=[fragment,fragment]", "objective.noise must name one or more kinds, each"),

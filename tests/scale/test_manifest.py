@@ -10,7 +10,7 @@ from hf_vaswani.scale.manifest import MANIFEST, Folder, check_same, read_manifes
 from hf_vaswani.scale.shards import describe, open_url
 from hf_vaswani.scale.worker import ShardWorker
 
-from .tables import load, manifest, settings, write_rows
+from .tables import load, manifest, write_rows
 
 ROWS = [{"en": f"sentence {i}"} for i in range(10)] + [{"en": None}]
 
@@ -72,7 +72,6 @@ def test_a_damaged_record_is_named(table, tmp_path) -> None:
     [
         ({"column": "id"}, "other settings: column was 'en' and is 'id'"),
         ({"n_best": 3}, "n_best was None and is 3"),
-        ({"translation": {"search": {"num_beams": 5}}}, "num_beams was 4 and is 5"),
         ({"translation": {}}, "num_beams was 4 and is None"),
     ],
 )
@@ -80,12 +79,7 @@ def test_other_settings_are_refused_by_name(change, message, table, tmp_path) ->
     begun = manifest(table, translation={"search": {"num_beams": 4}})
     check_same(Folder(str(tmp_path)), begun, begun.sources, begun.settings)
     with pytest.raises(ValueError, match=message):
-        check_same(
-            Folder(str(tmp_path)),
-            begun,
-            begun.sources,
-            settings(**({"translation": begun.settings.translation} | change)),
-        )
+        check_same(Folder(str(tmp_path)), begun, begun.sources, replace(begun.settings, **change))
 
 
 def test_another_table_is_refused_and_a_moved_one_is_not(table, tmp_path) -> None:

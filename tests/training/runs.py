@@ -25,6 +25,13 @@ def same_weights(one: Path, two: Path, file: str = "model.safetensors") -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def assert_close_weights(one: Path, two: Path, *, atol: float, rtol: float = 0) -> None:
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, atol=atol, rtol=rtol, msg=f"{one} {name}")
+
+
 def assert_resumes_exactly(arguments: list[str], run: Path, last: int) -> None:
     """Trains the last part of a finished run again, from the checkpoint before."""
     before = (run / f"checkpoint-{last}").rename(run.with_name("before"))

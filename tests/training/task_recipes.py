@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -119,7 +117,3 @@ def trained(folders: pytest.TempPathFactory, names: Iterable[str]) -> dict[str, 
         assert main(["train", *recipe(folder, name), "--run_dir", str(folder / "run")]) == 0
         found[name] = folder / "run"
     return found
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")

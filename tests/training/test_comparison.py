@@ -209,8 +209,3 @@ def test_a_sentence_that_is_too_long_is_translated_in_pieces(tiny_run, monkeypat
     baseline.translator.longest = 8
     (long,) = baseline(["one two three. Four five six. Seven eight nine."])
     assert isinstance(long, str) and baseline.translator.lines_split == 1
-
-
-def test_a_model_that_is_not_there_is_named(tmp_path) -> None:
-    with pytest.raises(ValueError, match="nowhere"):
-        Baseline(tmp_path / "nowhere", "cpu")

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vaswani.cli.main import main
 from hf_vaswani.data.batching import PairCollator
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import consistency
 from hf_vaswani.training.consistency import TwoPasses, check_padding, loss_of_two_passes, uniform
 
-from ..conftest import tiny_recipe
 from ..networks import Sizes, batch, gradients, tiny_model, with_labels
 
 
@@ -236,10 +234,3 @@ def test_simcut_needs_padding_that_is_zero() -> None:
         model.model.decoder.embed_tokens.weight[0, 3] = 1.0
     with pytest.raises(ValueError, match="padding token whose embedding is zero, but that of id 0 is not"):
         check_padding(model)
-
-
-def test_both_together_are_refused(tmp_path, capsys) -> None:
-    arguments = [*tiny_recipe(tmp_path), "--training.simcut.p=0.1", "--training.r_drop.alpha=5"]
-    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 2
-    assert "training.simcut and training.r_drop exclude each other" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -57,22 +57,11 @@ def test_the_other_schedules_by_hand(kind, rates) -> None:
     assert min(seen) > 0
 
 
-def test_noam_is_the_inverse_square_root_with_the_peak_that_it_has() -> None:
-    assert rates_of("noam", 1.0, 4, 12) == pytest.approx(rates_of("inverse_sqrt", noam(4, 64, 4), 4, 12))
-
-
 def test_every_optimizer_of_a_recipe_can_be_built_from_its_keys() -> None:
     assert set(OPTIMIZERS) == set(get_args(Optimizer))
     for name, (_, keys) in OPTIMIZERS.items():
         keywords = {key: getattr(TrainingRecipe(), key) for key in keys}
         assert build_optimizer(name, [("", torch.nn.Parameter(torch.zeros(2)))], **keywords).param_groups
-
-
-def test_adam_has_the_papers_constants() -> None:
-    optimizer = adam(torch.nn.Parameter(torch.zeros(2)))
-    (group,) = optimizer.param_groups
-    assert type(optimizer) is torch.optim.Adam
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])

@@ -357,7 +357,6 @@ def test_another_start_is_the_only_difference_that_is_named(tiny_run, tmp_path, 
         (["--training.freeze=[encoder,decoder,embeddings]"], "nothing to train"),
         (["--initialize.parts=[]"], "initialize.parts must have at least one part"),
         (["--initialize.vocabulary=transfer", '--initialize.add_tokens=["<2de>"]'], "leave one of them out"),
-        (["--initialize.from=null", "--initialize.parts=[encoder]"], "has no effect without initialize.from"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, capsys, more, words) -> None:

@@ -12,8 +12,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani.cli.main import main
 
 from ..conftest import dear
-from .runs import assert_resumes_exactly
-from .task_recipes import CLASSES, recipe, trained, weights
+from .runs import assert_resumes_exactly, weights
+from .task_recipes import CLASSES, recipe, trained
 
 STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs", "tagging")
 

@@ -26,7 +26,8 @@ from ..campaign.runs import train
 from ..campaign.verbs import Fault, on_the_hub
 from ..conftest import dear
 from ..hub_server import Access, HubServer
-from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained, weights
+from .runs import weights
+from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained
 
 TOKEN = "hf_the_writing_token"
 

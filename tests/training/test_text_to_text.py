@@ -97,19 +97,6 @@ def test_a_translation_model_forgets_its_directions(tmp_path) -> None:
         assert settings.get("language_pairs") is None
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--hub.min_score=0.5"], "training.best_by is 'bleu': set that to 'exact_match', or leave hub.min_score out"),
-        (["--training.best_by=accuracy"], "task 'text_to_text' has no accuracy: set it to 'bleu' or 'exact_match' or"),
-        (["--data.label_column=a"], "data.label_column is for labelled text, but task is 'text_to_text'"),
-    ],
-)
-def test_keys_of_other_tasks_are_refused(options, expected, tmp_path, capsys) -> None:
-    assert main(["train", *recipe(tmp_path), *options, "--run_dir", str(tmp_path / "run")]) == 2
-    assert expected in capsys.readouterr().err
-
-
 def test_a_validation_has_bleu_and_another_measure() -> None:
     line = {"step": 1, "loss": 1.0, "bleu": 2.0, "chrf": 3.0, "ter": 4.0, "measures": {"exact_match": 0.5}}
     scores = {"loss": 1.0, "bleu": 2.0, "chrf": 3.0, "ter": 4.0, "exact_match": 0.5}

@@ -19,7 +19,7 @@ from ..campaign.verbs import verb
 from ..children import run_launched
 from ..conftest import ROOT, tiny_recipe
 from . import task_recipes
-from .task_recipes import weights
+from .runs import assert_close_weights, same_weights
 from .test_start import adaptation
 
 pytestmark = pytest.mark.process
@@ -32,13 +32,6 @@ def train_alone(arguments: list[str], run: Path) -> None:
 def train_in_two(arguments: list[str], run: Path) -> None:
     ends = run_launched(run.with_name(f"{run.name}-outputs"), verb, ["train", *arguments, "--run_dir", str(run)])
     assert [end.code for end in ends] == [0, 0], [end.err[-2000:] for end in ends]
-
-
-def assert_same_weights(one: Path, two: Path, relative: float = 0, absolute: float = 1e-5) -> None:
-    ours, theirs = weights(one), weights(two)
-    assert ours.keys() == theirs.keys()
-    for name, weight in ours.items():
-        torch.testing.assert_close(theirs[name], weight, atol=absolute, rtol=relative, msg=name)
 
 
 @pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]], ids=["plain", "simcut"])
@@ -84,8 +77,8 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
     progress = json.loads((tmp_path / "two" / "checkpoint-12" / "progress.json").read_text())
     assert progress["position"]["epoch"] >= 2
     one, four, two = (tmp_path / name / "checkpoint-12" for name in ("one", "four", "two"))
-    assert_same_weights(one, four, absolute=1e-6)
-    assert_same_weights(one, two, absolute=1e-6)
+    assert_close_weights(one, four, atol=1e-6)
+    assert_close_weights(one, two, atol=1e-6)
     translations = [(tmp_path / run / "test_translations.txt").read_text() for run in ("four", "two")]
     assert translations[0] == translations[1]
     validations = [json.loads((tmp_path / run / "validations.jsonl").read_text()) for run in ("four", "two")]
@@ -101,7 +94,7 @@ def test_every_task_is_split_alike(tmp_path, name) -> None:
     arguments = [*task_recipes.recipe(tmp_path, name), *options]
     train_alone([*arguments, "--training.accumulation_steps=2"], tmp_path / "one")
     train_in_two(arguments, tmp_path / "two")
-    assert_same_weights(tmp_path / "one" / "checkpoint-3", tmp_path / "two" / "checkpoint-3", relative=1e-4)
+    assert_close_weights(tmp_path / "one" / "checkpoint-3", tmp_path / "two" / "checkpoint-3", atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])
@@ -112,7 +105,7 @@ def test_both_start_from_one_model(tiny_run, tmp_path, more) -> None:
     recipe["training"]["accumulation_steps"] = 1
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
     train_in_two([str(tmp_path / "both.yaml")], tmp_path / "both")
-    assert_same_weights(tmp_path / "alone" / "model", tmp_path / "both" / "model")
+    assert_close_weights(tmp_path / "alone" / "model", tmp_path / "both" / "model", atol=1e-5)
 
 
 def test_both_agree_on_the_precision(tmp_path) -> None:
@@ -139,7 +132,7 @@ def test_torchrun_is_what_the_forked_processes_are(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert_same_weights(tmp_path / "forked" / "model", tmp_path / "run" / "model", absolute=0)
+    assert same_weights(tmp_path / "forked" / "model", tmp_path / "run" / "model")
     environments = [json.loads((tmp_path / run / "environment.json").read_text()) for run in ("forked", "run")]
     assert [environment["processes"] for environment in environments] == [2, 2]
 

@@ -9,18 +9,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.recipe import TrainingRecipe
 from hf_vaswani.training.loop import _count_labels, _Update, _update
 
+from .. import networks
+
 Batch = dict[str, torch.Tensor]
 
 
-def tiny_model(**fields: Any) -> VaswaniForConditionalGeneration:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    return VaswaniForConditionalGeneration(VaswaniConfig(**sizes | fields)).train()
+def tiny_model(**fields: Any) -> torch.nn.Module:
+    return networks.tiny_model(**fields).train()
 
 
 def tiny_batch(*ids: int) -> Batch:
