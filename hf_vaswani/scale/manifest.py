@@ -210,18 +210,15 @@ class Manifest:
             content = contents.get(name.rpartition("/")[2])
             if content is None:
                 continue
+            rows = self.shards[number].rows
             try:
                 record = from_json(ShardRecord, json.loads(content))
+                if rows not in (None, record.rows):
+                    raise ValueError(f"rows is {record.rows}, but the shard has {rows}")
             except ValueError as error:
                 raise ValueError(
                     f"{folder.at(name)} is damaged ({error}): delete it, and its shard is done anew."
                 ) from error
-            rows = self.shards[number].rows
-            if rows is not None and record.rows != rows:
-                raise ValueError(
-                    f"{folder.at(name)} is damaged (rows is {record.rows}, but the shard has {rows}): delete it, and "
-                    "its shard is done anew."
-                )
             is_there = not record.rejected or self.rejected_file(number).rpartition("/")[2] in rejected
             if is_there and sizes.get(self.data_file(number).rpartition("/")[2]) == record.bytes:
                 found[number] = record

@@ -188,10 +188,9 @@ def find_files(table: str, config: str | None = None, split: str = "train") -> l
     is_url = "://" in table
     if not is_url and not os.path.exists(table) and "*" not in table:
         return _checked(_files_on_hub(table, config, split), table)
-    if config is not None:
-        raise ValueError(f"--table-config is for datasets on the Hub, but --table is {table}.")
-    if split != "train":
-        raise ValueError(f"--table-split is for datasets on the Hub, but --table is {table}.")
+    for option, is_given in (("--table-config", config is not None), ("--table-split", split != "train")):
+        if is_given:
+            raise ValueError(f"{option} is for datasets on the Hub, but --table is {table}.")
     fs, path = open_url(table)
     try:
         if "*" in path:

@@ -62,9 +62,12 @@ def test_shards_without_their_record_or_their_file_are_missing(table, tmp_path) 
 def test_a_damaged_record_is_named(table, tmp_path) -> None:
     work, folder = manifest(table), Folder(str(tmp_path / "out"))
     ShardWorker(work, folder.url, load)(1)
-    (tmp_path / "out" / "shards" / "00001.json").write_text('{"rows": "four"}')
-    with pytest.raises(ValueError, match=r"00001\.json is damaged \(rows is 'four'\): delete it, and its shard is"):
-        work.records(folder)
+    path = tmp_path / "out" / "shards" / "00001.json"
+    record = json.loads(path.read_text())
+    for rows, why in (("four", "rows is 'four'"), (3, "rows is 3, but the shard has 4")):
+        path.write_text(json.dumps(record | {"rows": rows}))
+        with pytest.raises(ValueError, match=rf"00001\.json is damaged \({why}\): delete it, and its shard is done"):
+            work.records(folder)
 
 
 @pytest.mark.parametrize(

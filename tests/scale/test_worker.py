@@ -23,6 +23,15 @@ def run(work, folder, translator=load):
     return [translate(number) for number in range(len(work.shards))]
 
 
+def run_rows(folder, rows, translator=load, **values):
+    """Translates a table of JSON with these rows to the folder `out`."""
+    return run(manifest(write_rows(folder / "table.jsonl", rows), **values), folder / "out", translator)
+
+
+def german(folder):
+    return [row["de"] for row in read_output(folder)]
+
+
 def test_rows_keep_their_order_and_their_other_columns(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(shards, "BLOCK", 3)
     rows = [{"id": i, "en": f"row {i}", "more": {"a": [i, None]}} for i in range(10)]
@@ -79,8 +88,7 @@ def test_text_of_each_type_of_arrow_is_translated(column, tmp_path) -> None:
     pq.write_table(pa.table(VIEWS), tmp_path / "table.parquet")
     for kind in ("parquet", "jsonl"):
         run(manifest(tmp_path / "table.parquet", format=kind, column=column), tmp_path / kind)
-        rows = read_output(tmp_path / kind)
-        assert [row["de"] for row in rows] == [text.upper() for text in VIEWS[column].to_pylist() if text]
+        assert german(tmp_path / kind) == [text.upper() for text in VIEWS[column].to_pylist() if text]
     found = pq.read_table(tmp_path / "parquet" / "data" / "part-00000.parquet").drop_columns(["de"])
     kept = [row for row in pa.table(VIEWS).to_pylist() if row[column]]
     assert found.to_pylist() == kept and found.schema == pq.read_schema(tmp_path / "table.parquet").remove_metadata()
@@ -100,7 +108,7 @@ def test_rows_without_a_translation_are_in_a_file_with_their_reasons(tmp_path) -
     path = write_rows(tmp_path / "table.jsonl", rows)
     path.write_text(path.read_text() + "{\n")
     (record,) = run(manifest(path, shard_rows=100), tmp_path / "out")
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO", ""]
+    assert german(tmp_path / "out") == ["ONE", "TWO", ""]
     rejected = read_rejected(tmp_path / "out")
     assert {row["row"]: row["reason"] for row in rejected} == {
         2: "has no 'en'",
@@ -117,20 +125,26 @@ def test_rows_without_a_translation_are_in_a_file_with_their_reasons(tmp_path) -
 
 
 def test_rows_of_json_that_do_not_fit_in_parquet_are_rejected(tmp_path, monkeypatch) -> None:
+    """None loses a value: neither a key that the first rows lack nor one within a value."""
     monkeypatch.setattr(shards, "ROWS_OF_SCHEMA", 2)
-    rows = [{"id": 1, "en": "one"}, {"id": 2, "en": "two"}, {"id": "x", "en": "three"}, {"en": "four", "new": 1}]
-    path = write_rows(tmp_path / "table.jsonl", [*rows, {"en": "five"}])
-    records = run(manifest(path, format="parquet"), tmp_path / "out")
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO", "FIVE"]
-    assert records[0].rejected == {"other columns": 1, "other types": 1}
-    assert "'new', which the first rows of the table lack" in read_rejected(tmp_path / "out")[1]["reason"]
+    rows = [{"id": 1, "en": "one", "m": {"a": 1}}, {"id": 2, "en": "two", "m": None}]
+    rows += [{"id": "x", "en": "three"}, {"en": "four", "new": 1}, {"en": "five", "m": {"a": 2, "b": "more"}}]
+    path = write_rows(tmp_path / "table.jsonl", [*rows, {"en": "six", "de": "mine"}, {"en": "seven"}])
+    records = run(manifest(path, format="parquet"), tmp_path / "parquet")
+    assert german(tmp_path / "parquet") == ["ONE", "TWO", "SEVEN"]
+    rejected = [record.rejected for record in records]
+    assert rejected == [{"other columns": 1, "other types": 1}, {"column taken": 1, "other types": 1}]
+    assert "'new', which the first rows of the table lack" in read_rejected(tmp_path / "parquet")[1]["reason"]
+    records = run(manifest(path), tmp_path / "jsonl")
+    assert [record.rejected for record in records] == [{}, {"column taken": 1}]
+    assert read_rejected(tmp_path / "jsonl")[0]["content"]["de"] == "mine"
 
 
 def test_a_shard_of_nothing_but_rejected_rows_is_an_empty_file(tmp_path) -> None:
     path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] + [{"en": None}] * 7)
     for kind in ("jsonl", "parquet"):
         run(manifest(path, format=kind), tmp_path / kind)
-        assert [row["de"] for row in read_output(tmp_path / kind)] == ["ONE"]
+        assert german(tmp_path / kind) == ["ONE"]
         assert (tmp_path / kind / "data" / f"part-00001.{kind}").exists()
 
 
@@ -141,8 +155,7 @@ def test_line_breaks_end_sentences_and_are_kept(tmp_path) -> None:
         seen.extend(lines)
         return upper(lines)
 
-    path = write_rows(tmp_path / "table.jsonl", [{"en": "one\ntwo\r\n\rthree\u2028four"}])
-    run(manifest(path, score=True), tmp_path / "out", lambda: TextTranslator(translate))
+    run_rows(tmp_path, [{"en": "one\ntwo\r\n\rthree\u2028four"}], lambda: TextTranslator(translate), score=True)
     assert seen == ["one", "two", "", "three\u2028four"]
     (row,) = read_output(tmp_path / "out")
     # A separator that the model generates does not end a line.
@@ -157,8 +170,7 @@ def test_a_few_rows_that_fail_do_not_cost_the_others(tmp_path) -> None:
         return upper(lines)
 
     rows = [{"en": "poison" if i in (7, 8, 90) else f"row {i}"} for i in range(100)]
-    path = write_rows(tmp_path / "table.jsonl", rows)
-    run(manifest(path, shard_rows=100), tmp_path / "out", lambda: TextTranslator(translate))
+    run_rows(tmp_path, rows, lambda: TextTranslator(translate), shard_rows=100)
     assert len(read_output(tmp_path / "out")) == 97 and len(read_rejected(tmp_path / "out")) == 3
     assert len(calls) < 50
 
@@ -167,9 +179,8 @@ def test_what_fails_for_every_text_is_an_error(tmp_path) -> None:
     def broken(lines):
         raise RuntimeError("the GPU is gone")
 
-    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 10)
     with pytest.raises(RuntimeError, match="the GPU is gone"):
-        run(manifest(path), tmp_path / "out", lambda: TextTranslator(broken))
+        run_rows(tmp_path, [{"en": "one"}] * 10, lambda: TextTranslator(broken))
     assert Folder(str(tmp_path / "out")).sizes("data") == {} == Folder(str(tmp_path / "out")).sizes("shards")
 
 
@@ -179,19 +190,17 @@ def test_a_text_without_its_language_tag_is_rejected(tmp_path) -> None:
             raise ValueError("has no target language tag")
         return f"<2de> {line}"
 
-    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}, {"en": "two"}])
-    run(manifest(path), tmp_path / "out", lambda: TextTranslator(upper, tagged))
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["<2DE> ONE"]
+    run_rows(tmp_path, [{"en": "one"}, {"en": "two"}], lambda: TextTranslator(upper, tagged))
+    assert german(tmp_path / "out") == ["<2DE> ONE"]
     assert read_rejected(tmp_path / "out")[0]["reason"] == "ValueError: has no target language tag"
 
 
 def test_what_an_interrupted_attempt_left_is_replaced(tmp_path) -> None:
-    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}])
     for name in ("data/part-00000.jsonl", "data/.part-00000.jsonl.writing", "rejected/part-00000.jsonl"):
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text("old")
-    run(manifest(path), tmp_path / "out")
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE"]
+    run_rows(tmp_path, [{"en": "one"}])
+    assert german(tmp_path / "out") == ["ONE"]
     assert read_rejected(tmp_path / "out") == []
     assert [each.name for each in (tmp_path / "out" / "data").iterdir()] == ["part-00000.jsonl"]
 
@@ -204,24 +213,10 @@ def test_texts_that_were_split_are_counted_by_shard(tmp_path) -> None:
         Counting.split += len(lines)
         return upper(lines)
 
-    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 6)
-    records = run(
-        manifest(path), tmp_path / "out", lambda: TextTranslator(translate, lines_split=lambda: Counting.split)
-    )
+    translator = TextTranslator(translate, lines_split=lambda: Counting.split)
+    records = run_rows(tmp_path, [{"en": "one"}] * 6, lambda: translator)
     assert [record.split for record in records] == [4, 2]
     assert json.loads((tmp_path / "out" / "shards" / "00001.json").read_text())["split"] == 2
-
-
-def test_a_later_row_of_json_does_not_lose_a_value(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(shards, "ROWS_OF_SCHEMA", 2)
-    rows = [{"en": "one", "m": {"a": 1}}, {"en": "two", "m": None}, {"en": "three", "m": {"a": 2, "b": "more"}}]
-    path = write_rows(tmp_path / "table.jsonl", [*rows, {"en": "four", "m": {"a": 1}, "de": "mine"}, {"en": "five"}])
-    records = run(manifest(path, format="parquet"), tmp_path / "parquet")
-    assert [row["de"] for row in read_output(tmp_path / "parquet")] == ["ONE", "TWO", "FIVE"]
-    assert records[0].rejected == {"column taken": 1, "other types": 1}
-    records = run(manifest(path), tmp_path / "jsonl")
-    assert records[0].rejected == {"column taken": 1}
-    assert read_rejected(tmp_path / "jsonl")[0]["content"]["de"] == "mine"
 
 
 def test_a_first_file_without_rows_gives_no_types(tmp_path) -> None:
@@ -231,7 +226,7 @@ def test_a_first_file_without_rows_gives_no_types(tmp_path) -> None:
     ]
     work = Manifest(sources, settings(format="parquet"), cut(sources, 4, "en", ["de"]))
     run(work, tmp_path / "out")
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE"]
+    assert german(tmp_path / "out") == ["ONE"]
 
 
 def test_a_date_that_python_lacks_is_no_json(tmp_path) -> None:
@@ -239,7 +234,7 @@ def test_a_date_that_python_lacks_is_no_json(tmp_path) -> None:
     pq.write_table(pa.table({"en": ["one", "two", None], "when": times}), tmp_path / "table.parquet")
     (record,) = run(manifest(tmp_path / "table.parquet"), tmp_path / "jsonl")
     assert record.rejected == {"no JSON": 1, "no text": 1}
-    assert [row["de"] for row in read_output(tmp_path / "jsonl")] == ["ONE"]
+    assert german(tmp_path / "jsonl") == ["ONE"]
     assert "cannot be shown" in read_rejected(tmp_path / "jsonl")[0]["content"]["when"]
     # Parquet keeps what Python does not have.
     run(manifest(tmp_path / "table.parquet", format="parquet"), tmp_path / "parquet")
@@ -286,7 +281,7 @@ def test_what_is_written_has_no_secret_of_a_url(tmp_path, name) -> None:
         run(work, tmp_path / "out")
     finally:
         memory.store.clear()
-    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO"]
+    assert german(tmp_path / "out") == ["ONE", "TWO"]
     (rejected,) = read_rejected(tmp_path / "out")
     assert rejected["file"] == f"memory://corpus/{name}" == read_manifest(Folder(str(tmp_path / "out"))).sources[0].url
     written = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
