@@ -94,13 +94,13 @@ class SourceLengthCriteria(StoppingCriteria):
         return self.max_lengths.to(input_ids.device).repeat_interleave(rows_per_sentence) <= input_ids.shape[1]
 
 
-def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int | None]:
-    """Returns the ids that end a text, `(ids,)`, on the CPU unless given as a tensor, and the id that pads its row."""
+def special_ids(generation_config: GenerationConfig) -> tuple[list[int], int | None]:
+    """Returns the ids that end a text, and the id that pads its row."""
     ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
-    if not isinstance(ends, torch.Tensor):
-        ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device="cpu")
-    ids = ends.flatten()
-    if pad is None and len(ids):
+    if isinstance(ends, torch.Tensor):
+        ends = ends.flatten().tolist()
+    ids = [] if ends is None else [ends] if isinstance(ends, int) else [*ends]
+    if pad is None and ids:
         pad = ids[0]
     return ids, None if pad is None else int(pad)
 
@@ -122,7 +122,7 @@ class BeamSearchRules:
     @classmethod
     def from_config(cls, generation_config: GenerationConfig, input_ids: torch.Tensor) -> "BeamSearchRules":
         """Reads the rules of a call, whose decoder has a prompt of shape `(rows, prompt)`."""
-        eos_token_ids = special_ids(generation_config)[0].to(input_ids.device)
+        eos_token_ids = input_ids.new_tensor(special_ids(generation_config)[0], dtype=torch.long)
         max_lengths = search_call().max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
         return cls(generation_config, eos_token_ids, max_lengths, int(max_lengths.min()))
 

@@ -197,7 +197,7 @@ def repeats(criterion: StoppingCriteria, generation_config: GenerationConfig) ->
     if type(criterion) is MaxLengthCriteria:
         return criterion.max_length == generation_config.max_length
     if is_of_transformers(criterion, {"EosTokenCriteria"}):
-        return criterion.eos_token_id.flatten().tolist() == special_ids(generation_config)[0].tolist()
+        return criterion.eos_token_id.flatten().tolist() == special_ids(generation_config)[0]
     return type(criterion) is SourceLengthCriteria
 
 
@@ -394,7 +394,7 @@ def read_back(
     )
     ends, pad = special_ids(generation_config)
     # As in transformers: the pad id of greedy search and sampling, but `</s>` where that is 0 or missing.
-    fill = (pad or int(ends[0])) if len(ends) else -1
+    fill = (pad or ends[0]) if ends else -1
     candidates = history[0].tokens.shape[1]
     last, candidate = end_positions.where(is_finished, -1) // candidates, end_positions % candidates
     sentences = torch.arange(len(last), device=last.device) // returned
@@ -431,7 +431,7 @@ def single_search(
     # Tokens are drawn for all rows: with fewer of them, other random numbers would be drawn than by transformers.
     may_leave = inputs.is_row_by_row and not do_sample
     ends, pad = special_ids(generation_config)
-    fill, eos = pad or 0, ends.to(device)
+    fill, eos = pad or 0, input_ids.new_tensor(ends, dtype=torch.long)
     # Rows of `sequences` that are in the decoder, and their limits: several rows of a sentence if they are drawn.
     numbers, max_lengths = torch.arange(batch, device=device), search_call().max_lengths.to(device)
     max_lengths = max_lengths.repeat_interleave(batch // len(max_lengths))

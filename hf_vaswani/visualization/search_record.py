@@ -259,7 +259,7 @@ class _SingleRecorder:
     def __init__(self, generation_config: Any, prompt: int) -> None:
         self.settings = _settings(generation_config, "num_beams", "do_sample")
         self.max_length = int(search_call().max_lengths[0]) - prompt
-        self.eos = set(special_ids(generation_config)[0].tolist())
+        self.eos = set(special_ids(generation_config)[0])
         self.steps: list[SearchStep] = []
         self.total = 0.0
 
