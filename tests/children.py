@@ -171,6 +171,14 @@ def run_python(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits until something is true, for two minutes at most."""
+    until = time.monotonic() + 2 * LIMIT
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def python(*arguments: str, environment: dict[str, str] | None = None) -> End:
     """Runs `python ARGUMENTS ...` in a child process to its end; see [`run_python`]."""
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ from hf_vaswani.training.optimization import noam
 
 from . import children
 from .campaign.verbs import verb
-from .children import Child, rarely_switching
+from .children import Child, rarely_switching, wait_for
 from .conftest import ROOT, dear, tiny_recipe
 
 
@@ -73,13 +73,6 @@ def launch() -> Iterator[Callable[..., list[Child]]]:
     yield two
     for child in started:
         child.end(0)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @pytest.mark.process

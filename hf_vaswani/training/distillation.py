@@ -28,7 +28,7 @@ from ..recipe import Recipe, SourceRecipe, TeacherRecipe
 from ..run_folder import unchangeable
 from ..translation.backtranslation import settings_of
 from ..translation.batches import log_probabilities
-from ..translation.growing_file import GrowingFile
+from ..translation.growing_file import GrowingFile, different_settings
 from ..translation.lines import LineTranslator
 from .preparation import task_data
 
@@ -74,8 +74,7 @@ def with_teacher_text(recipe: Recipe) -> Recipe:
     if damage:
         raise ValueError(f"{damage}. {advice}")
     names = [name for name in given if name != "sources" or not _has_teacher_text(recipe)]
-    if different := [name for name in names if recorded.get(name) != given[name]]:
-        changes = ", ".join(f"{name} was {recorded.get(name)!r} and is {given[name]!r}" for name in different)
+    if changes := different_settings(*({name: record.get(name) for name in names} for record in (recorded, given))):
         raise ValueError(f"{place} has translations of other settings: {changes}. {advice}")
     return with_pairs(recipe)
 

@@ -24,12 +24,6 @@ def two_passes(model: nn.Module, **training: Any) -> TwoPasses:
     return TwoPasses(TrainingRecipe(**training), 1, model)
 
 
-def test_without_either_the_batch_is_left_as_it_is() -> None:
-    batch, numbers = made_batch()
-    passes = two_passes(tiny_model())
-    assert passes(batch, numbers, 0) == batch
-
-
 def test_simcut_cuts_source_and_target_of_the_second_pass_only(monkeypatch) -> None:
     batch, numbers = made_batch()
     # Cut every first token.
@@ -63,8 +57,9 @@ def test_a_cut_token_is_a_zero_embedding_at_its_position() -> None:
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()])
 
 
-def test_r_drop_repeats_the_pairs() -> None:
+def test_r_drop_repeats_the_pairs_and_otherwise_the_batch_is_left_as_it_is() -> None:
     batch, numbers = made_batch()
+    assert two_passes(tiny_model())(batch, numbers, 0) == batch
     doubled = two_passes(tiny_model(), r_drop=RDropRecipe(alpha=4.0))(batch, numbers, 0)
     for name in ("input_ids", "attention_mask", "decoder_input_ids"):
         assert torch.equal(*doubled[name].chunk(2))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_recipe
 
 from ..campaign.runs import difference, result, traces
-from ..children import free_port
+from ..children import free_port, wait_for
 from ..conftest import CONFIGS, ROOT, tiny_recipe, write_recipe
 
 JOBS = ROOT / "configs" / "jobs"
@@ -87,10 +86,7 @@ def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, 
     arguments = [*tiny_recipe(tmp_path, scored=True, **switches), "--evaluation.num_beams=1"]
     run, requests = tmp_path / "runs" / "tiny-7", tmp_path / "requests"
     job = slurm(*arguments)
-    until = time.monotonic() + 120
-    while not (run / "training.jsonl").is_file():
-        assert job.poll() is None and time.monotonic() < until, job.stderr.read()
-        time.sleep(0.01)
+    wait_for(lambda: (run / "training.jsonl").is_file() or job.poll() is not None)
     # To the script alone, as `B:` in its header asks for.
     job.send_signal(signal.SIGUSR1)
     _, err = job.communicate(timeout=60)
@@ -121,10 +117,7 @@ def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
 def test_slurm_a_run_without_a_checkpoint_is_not_queued_again(slurm, tmp_path) -> None:
     (tmp_path / "programs" / "torchrun").write_text('#!/bin/bash\ntouch "$REQUESTS.begun"\nexec sleep 60\n')
     job = slurm(str(tmp_path / "tiny.yaml"))
-    until = time.monotonic() + 30
-    while not (tmp_path / "requests.begun").exists():
-        assert job.poll() is None and time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: (tmp_path / "requests.begun").exists() or job.poll() is not None)
     job.send_signal(signal.SIGUSR1)
     _, err = job.communicate(timeout=30)
     assert job.returncode == 128 + signal.SIGTERM and not (tmp_path / "requests").exists()
