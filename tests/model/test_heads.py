@@ -83,13 +83,19 @@ VARIANTS = {
 }
 
 
-def build(kind: type, seed: int = 0, **fields: Any) -> Any:
-    """A model in evaluation mode whose weights are random, biases and norms too; but the padding row is zero."""
-    torch.manual_seed(seed)
-    model = kind(tiny_config(**fields)).eval()
+def with_noise(model: Any) -> Any:
+    """Makes every weight of a model random, biases and norms too, for an evaluation."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
+    return model.eval()
+
+
+def build(kind: type, seed: int = 0, **fields: Any) -> Any:
+    """A model with random weights, but a padding row of zeros."""
+    torch.manual_seed(seed)
+    model = with_noise(kind(tiny_config(**fields)))
+    with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx] = 0
@@ -125,13 +131,16 @@ BERT_NAMES = {
 }
 
 
+def renamed(name: str, names: dict[str, str]) -> str:
+    for pattern, replacement in names.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def from_bert(kind: type, bert: nn.Module, **fields: Any) -> Any:
-    weights = {}
-    for name, weight in bert.state_dict().items():
-        for pattern, replacement in BERT_NAMES.items():
-            name = re.sub(pattern, replacement, name)
-        if "position_ids" not in name:
-            weights[name] = weight
+    weights = {
+        renamed(name, BERT_NAMES): weight for name, weight in bert.state_dict().items() if "position_ids" not in name
+    }
     model = kind(tiny_config(**(BERT | fields))).eval()
     # Strict: each weight of one is a weight of the other.
     model.load_state_dict(weights, strict=True)
@@ -142,11 +151,7 @@ def random_bert(kind: type, **fields: Any) -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24}
     config = BertConfig(**sizes, num_attention_heads=2, num_hidden_layers=2, max_position_embeddings=24, **fields)
-    model = kind(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
-    return model
+    return with_noise(kind(config))
 
 
 def bert_inputs() -> dict[str, torch.Tensor]:
@@ -213,8 +218,7 @@ def from_gpt(gpt: nn.Module, **fields: Any) -> VaswaniForCausalLM:
     }
     weights = {}
     for name, weight in gpt.state_dict().items():
-        for pattern, replacement in names.items():
-            name = re.sub(pattern, replacement, name)
+        name = renamed(name, names)
         if "feed_forward." in name or "attn." in name:
             weight = weight.t() if weight.dim() == 2 else weight
         if "attn.c_attn" in name:
@@ -235,10 +239,7 @@ def random_gpt(name: str) -> tuple[nn.Module, VaswaniForCausalLM]:
         gpt = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes))
     else:
         gpt = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
-    gpt.eval()
-    with torch.no_grad():
-        for weight in gpt.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
+    gpt = with_noise(gpt)
     return gpt, from_gpt(gpt, norm_position="post" if name == "GPT" else "pre", d_ff=64)
 
 

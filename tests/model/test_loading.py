@@ -29,15 +29,20 @@ from ..networks import batch, tiny_config, tiny_model
 from ..test_stops import Stops
 
 
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Changes the weights of a folder by a function."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
     """Saves a model and its tokenizer, and changes the saved weights by a function."""
     model = tiny_model(3, eos=1.0, vocab_size=260)
     model.generation_config.num_beams = 3
     model.save_pretrained(folder)
     train_tokenizer([], 260, kind="bytes").save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change_weights(folder, change)
     return folder
 
 
@@ -151,9 +156,7 @@ def test_a_folder_that_lacks_an_embedding_loads_whole_with_tied_weights(tmp_path
     model = tiny_model()
     replace(model, "lm_head")
     model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    weights.pop(TARGET, None)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_weights(tmp_path, lambda weights: weights.pop(TARGET, None))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     with pytest.raises(ValueError, match=f"1 missing .first: {TARGET}"):
@@ -180,10 +183,8 @@ CLASSES = {
 
 def renamed(folder: Path, old: str) -> str:
     """Renames a weight in a folder, and returns its new name."""
-    weights = load_file(folder / "model.safetensors")
     new = old.replace(old.split(".")[-2], "renamed")
-    weights[new] = weights.pop(old)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change_weights(folder, lambda weights: weights.update({new: weights.pop(old)}))
     return new
 
 

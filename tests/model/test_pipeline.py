@@ -159,17 +159,11 @@ def translate_with(model: Any, **settings: Any) -> Any:
     return VaswaniTranslationPipeline(model=model, tokenizer=build_tokenizer(), device="cpu", **settings)
 
 
-def spy_on_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The keywords of the last `model.generate`."""
-    seen: dict[str, Any] = {}
+def spy_on_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keywords of each `model.generate`."""
+    seen: list[dict[str, Any]] = []
     generate = model.generate
-
-    def spy(**keywords: Any) -> Any:
-        seen.clear()
-        seen.update(keywords)
-        return generate(**keywords)
-
-    monkeypatch.setattr(model, "generate", spy)
+    monkeypatch.setattr(model, "generate", lambda **keywords: seen.append(keywords) or generate(**keywords))
     return seen
 
 
@@ -502,9 +496,9 @@ def test_assistant_and_tokenizer_reach_generate(model: Any, monkeypatch: pytest.
     assistant = build_model()
     translator = translate_with(model, assistant_model=assistant, num_beams=1)
     assert translator("a dog runs") == translation("ein hund rennt")
-    assert seen["assistant_model"] is assistant
+    assert seen[-1]["assistant_model"] is assistant
     # generate(stop_strings=...) cannot do without it.
-    assert seen["tokenizer"] is translator.tokenizer
+    assert seen[-1]["tokenizer"] is translator.tokenizer
 
 
 def test_token_type_ids_stay_behind(model: Any) -> None:
@@ -525,7 +519,7 @@ def test_languages_reach_a_multilingual_tokenizer(model: Any, monkeypatch: pytes
     answers = translator(["a dog", "cat"], tgt_lang="mann", batch_size=2)
     # The target language is the first word, as the tokenizer asked.
     assert [answer["translation_text"].split()[0] for answer in answers] == ["mann", "mann"]
-    assert seen["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("mann")
+    assert seen[-1]["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("mann")
     forced = translator("a dog", tgt_lang="mann", generation_config=GenerationConfig(num_beams=1))
     assert forced[0]["translation_text"].startswith("mann")
     translator("cat", src_lang="a")
@@ -632,26 +626,23 @@ def test_other_tasks_than_translation_read_what_has_no_words(folder: str, task: 
 @pytest.mark.parametrize("text", ["cat " * 40, "a dog runs " * 20 + ". " + "cat sleeps " * 20])
 def test_a_long_sentence_is_translated_in_pieces(model: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     translator = translate_with(model, longest_sentence=16, num_beams=1, max_new_tokens=20)
-    seen: list[int] = []
-    generate = model.generate
+    seen = spy_on_generate(model, monkeypatch)
 
-    def spy(**keywords: Any) -> Any:
-        seen.extend(row.count_nonzero() for row in keywords["input_ids"])
-        return generate(**keywords)
+    def lengths() -> list[int]:
+        return [row.count_nonzero().item() for keywords in seen for row in keywords["input_ids"]]
 
-    monkeypatch.setattr(model, "generate", spy)
     found = translator(text)
-    assert len(seen) > 5 and max(seen) <= 8
+    assert len(lengths()) > 5 and max(lengths()) <= 8
     # Lists and generators are cut alike, and so are the sentences of a text.
     assert translator([text, "cat"]) == [*found, *translation("katze")]
     assert list(translator(each for each in [text])) == [found]
     translator(f"Cat. {text}", split_sentences=True)
-    assert len(translator(text, num_beams=2, num_return_sequences=2)) == 2 and max(seen) <= 8
+    assert len(translator(text, num_beams=2, num_return_sequences=2)) == 2 and max(lengths()) <= 8
     # This is read in one piece.
     for more in ({"truncation": True}, {"return_tensors": True}, {"longest_sentence": 200}):
         seen.clear()
         translator(text, **more)
-        assert len(seen) == 1
+        assert len(lengths()) == 1
 
 
 def test_the_pieces_of_a_long_sentence_have_all_its_words(model: Any) -> None:
@@ -670,15 +661,9 @@ def test_batches_of_very_different_lengths_are_translated_in_groups(
     translator = translate_with(model, num_beams=1, max_new_tokens=5)
     texts = ["cat", *["dog runs"] * 60, "a dog " * 140, "42", "the man sings"]
     expected = [translator(text)[0] for text in texts]
-    shapes: list[tuple[int, int]] = []
-    generate = model.generate
-
-    def spy(**keywords: Any) -> Any:
-        shapes.append(tuple(keywords["input_ids"].shape))
-        return generate(**keywords)
-
-    monkeypatch.setattr(model, "generate", spy)
+    seen = spy_on_generate(model, monkeypatch)
     assert translator(texts, batch_size=64) == expected
+    shapes = [keywords["input_ids"].shape for keywords in seen]
     # Text without words is not read.
     assert sum(rows for rows, _ in shapes) == len(texts) - 1
     assert max(rows * columns for rows, columns in shapes) <= 1024

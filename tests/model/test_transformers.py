@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    AutoModel,
     AutoModelForSeq2SeqLM,
     AutoModelForTextEncoding,
     DataCollatorForSeq2Seq,
@@ -279,7 +280,11 @@ def test_a_folder_has_each_matrix_once_and_loads_without_a_word(tmp_path, no_war
     assert len(vocabularies) == {"all": 1, "target": 2, "none": 3}[ties]
     loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
+    assert type(loaded) is VaswaniForConditionalGeneration
     torch.testing.assert_close(loaded.eval()(**data).logits, model(**data).logits, atol=0, rtol=0)
+    bare, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(bare) is VaswaniModel and not info["missing_keys"]
+    torch.testing.assert_close(bare(**data)[0], model.model(**data)[0], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("ties", ["all", "none"])
@@ -466,17 +471,6 @@ def test_beginnings_of_unlike_length_are_continued_as_each_alone() -> None:
         alone = {name: values[row : row + 1] for name, values in source.items()}
         outputs = model.generate(**alone, decoder_input_ids=starts[row : row + 1, row:], **SPEAK)
         assert outputs[0].tolist() == together[row, row:][: outputs.shape[1]].tolist()
-
-
-def test_embeddings_can_be_translated_in_the_place_of_ids() -> None:
-    model, data = tiny_model(), padded("right")
-    source = {name: data[name] for name in ("input_ids", "attention_mask")}
-    embeds = {
-        "inputs_embeds": model.get_input_embeddings()(data["input_ids"]),
-        "attention_mask": data["attention_mask"],
-    }
-    options = SPEAK | {"num_beams": 2}
-    assert torch.equal(model.generate(**embeds, **options), model.generate(**source, **options))
 
 
 # ---- The encoder alone
