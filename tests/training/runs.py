@@ -1,7 +1,9 @@
 """Small trainings in this process, and what may become of their files."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -38,6 +40,10 @@ def assert_resumes_exactly(arguments: list[str], run: Path, last: int) -> None:
     shutil.rmtree(run / "model")
     assert main(["train", *arguments, "--run_dir", str(run)]) == 0
     assert same_weights(run / f"checkpoint-{last}", before)
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "validations.jsonl").read_text("utf-8").splitlines()]
 
 
 def contents(run: Path) -> dict[str, bytes]:

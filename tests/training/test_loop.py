@@ -23,7 +23,7 @@ from hf_vaswani.training.optimization import noam
 from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
 from ..conftest import ROOT, dear, tiny_recipe, write_pairs
-from .runs import assert_resumes_exactly, same_weights, train, weights
+from .runs import assert_resumes_exactly, same_weights, train, validations, weights
 
 
 def test_a_run_folder_is_complete(tiny_run) -> None:
@@ -48,7 +48,7 @@ def test_a_run_folder_is_complete(tiny_run) -> None:
     translations = (tiny_run / "test_translations.txt").read_text("utf-8").splitlines()
     assert len(translations) == 120
     assert translations[0] == result["samples"][0]["translation"]
-    (validation,) = [json.loads(line) for line in (tiny_run / "validations.jsonl").read_text().splitlines()]
+    (validation,) = validations(tiny_run)
     assert validation["step"] == 12
     assert validation["best"] is True
 
@@ -212,7 +212,7 @@ def test_patience_ends_a_run_early(tmp_path, monkeypatch, best_by, end) -> None:
     switches = {"max_steps": 40, "save_every": 2, "validate_every": 2, "best_by": best_by, "keep_best": 1}
     run = tmp_path / "run"
     assert train(tmp_path, run, scored=True, patience=2, keep_last=1, average_last=1, **switches) == 0
-    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    lines = validations(run)
     assert lines[-1]["step"] == end
     best = [line["step"] for line in lines if line["best"]]
     assert best == ([8] if best_by == "bleu" else [6])
@@ -379,7 +379,7 @@ def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_stat
     assert main(["train", *recipe, secret, "--run_dir", str(tmp_path / "run")]) == 0
     assert Notebook.config["training.max_steps"] == "6"
     assert Notebook.config["data.license"] == "https://host/licence"
-    lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
+    lines = validations(tmp_path / "run")
     assert logged["validation_bleu"] == {line["step"]: line["bleu"] for line in lines}
     assert logged["validation_loss"] == {line["step"]: line["loss"] for line in lines}
     assert list(logged["loss"]) == [2, 4, 6]
@@ -404,13 +404,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     folder, run = tiny_run.parent, tmp_path / "run"
     assert train(folder, run, scored=True, max_steps=4) == 0
     shutil.rmtree(run / "model")
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        *tiny_recipe(folder, scored=True, max_steps=8),
-        "--run_dir",
-        str(run),
-    ]
+    arguments = [*tiny_recipe(folder, scored=True, max_steps=8), "--run_dir", str(run)]
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
     # No file may become larger than 20 000 bytes, which a checkpoint's are, and the ids of the text are not.
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=120, check=False)
@@ -560,7 +555,7 @@ def test_training_learns(tmp_path) -> None:
     references = (tmp_path / "text.de").read_text("utf-8").splitlines()
     of_others = score(translations, references[1:] + references[:1])["bleu"]
     assert json.loads((run / "test.json").read_text())["bleu"] > 2 * of_others
-    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    lines = validations(run)
     assert [line["step"] for line in lines] == list(range(50, 401, 50))
     assert lines[-1]["loss"] < lines[0]["loss"] / 2
     assert [line["bleu"] for line in lines if line["best"]] == [max(line["bleu"] for line in lines)]

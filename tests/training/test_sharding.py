@@ -12,7 +12,7 @@ from hf_vaswani.training.state import vocabulary_modules
 from ..children import End, run_launched
 from ..conftest import tiny_recipe
 from ..networks import tiny_model
-from .runs import assert_close_weights
+from .runs import assert_close_weights, validations
 from .task_recipes import recipe
 
 
@@ -88,10 +88,7 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, tiny_
         assert_close_weights(run / name, alone / name, atol=1e-6)
     shards = list((run / "checkpoint-4").rglob("*.distcp"))
     assert {path.parent.name for path in shards} == {"optimizer_0", "pytorch_model_fsdp_0"}
-    losses = [
-        [json.loads(line)["loss"] for line in (folder / "validations.jsonl").read_text().splitlines()]
-        for folder in (run, alone)
-    ]
+    losses = [[line["loss"] for line in validations(folder)] for folder in (run, alone)]
     assert len(losses[0]) == 2 + ("freeze" in options[-1]) and losses[0] == pytest.approx(losses[1], rel=1e-5)
     # A damaged shard is one sentence, too, whether its digest shows it or its reader.
     for folder, words in (

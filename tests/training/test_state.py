@@ -12,7 +12,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.training.state import TrainState
 
 from ..conftest import tiny_recipe, write_pairs
-from .runs import HALF, train, weights
+from .runs import HALF, train, validations, weights
 
 
 def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
@@ -72,11 +72,9 @@ def test_a_moving_average_is_validated_averaged_and_resumed(tmp_path) -> None:
         assert torch.equal(published[name], kept[name])
     # With a decay of nearly 1 the average stays at the first update's weights, and so does the validation.
     frozen = tmp_path / "frozen"
-    assert (
-        train(tmp_path, frozen, scored=True, max_steps=8, validate_every=4, **(switches | {"ema_decay": 1 - 1e-12}))
-        == 0
-    )
-    losses = [json.loads(line)["loss"] for line in (frozen / "validations.jsonl").read_text().splitlines()]
+    switches |= {"max_steps": 8, "validate_every": 4, "ema_decay": 1 - 1e-12}
+    assert train(tmp_path, frozen, scored=True, **switches) == 0
+    losses = [line["loss"] for line in validations(frozen)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 

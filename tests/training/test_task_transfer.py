@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani.cli.main import main
 
 from ..conftest import dear
-from .runs import assert_resumes_exactly, weights
+from .runs import assert_resumes_exactly, validations, weights
 from .task_recipes import CLASSES, recipe, trained
 
 STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs", "tagging")
@@ -58,8 +58,7 @@ def test_a_task_starts_from_another(name, start, runs, tmp_path) -> None:
     assert all(key.startswith(tuple(new)) for key in first.keys() - before.keys())
     settings = [json.loads((run / part / "config.json").read_text("utf-8")) for part in ("checkpoint-3", "model")]
     assert all(each["architectures"] == [CLASSES[name][0].__name__] for each in settings)
-    lines = [json.loads(line)["step"] for line in (run / "validations.jsonl").read_text("utf-8").splitlines()]
-    assert lines == [0, 3, 6]
+    assert [line["step"] for line in validations(run)] == [0, 3, 6]
     assert_resumes_exactly(arguments, run, 6)
 
 
@@ -107,10 +106,7 @@ def test_a_checkpoint_with_a_moving_average_is_a_start(name, tmp_path) -> None:
     first = weights(tmp_path / "run" / "start")
     stack = [key for key in first if key.startswith("model.encoder.")]
     assert stack and all(torch.equal(first[key], average[key]) for key in stack)
-    is_same = first["classifier.weight"].shape == average["classifier.weight"].shape and torch.equal(
-        first["classifier.weight"], average["classifier.weight"]
-    )
-    assert is_same == (name == "classification")
+    assert torch.equal(first["classifier.weight"], average["classifier.weight"]) == (name == "classification")
 
 
 def translation(folder: Path, start: Path, layers: tuple[int, int]) -> list[str]:

@@ -19,7 +19,7 @@ from hf_vaswani.translation.batches import translate_corpus
 
 from ..conftest import tiny_recipe
 from . import runs
-from .runs import same_weights, weights
+from .runs import same_weights, validations, weights
 
 train = partial(runs.train, scored=True)
 
@@ -42,7 +42,7 @@ def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
         with torch.no_grad():
             total += model(**tokenizer(source, return_tensors="pt"), labels=labels).loss.item() * labels.numel()
         tokens += labels.numel()
-    (validation,) = [json.loads(line) for line in (tiny_run / "validations.jsonl").read_text().splitlines()]
+    (validation,) = validations(tiny_run)
     assert validation["loss"] == pytest.approx(total / tokens, rel=1e-4)
 
 
@@ -78,7 +78,7 @@ def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
     with open(run / "validations.jsonl", "a") as file:
         file.write(json.dumps({"step": 12, "loss": 1.0, "bleu": 99.0, "best": True}) + "\n")
     assert train(tmp_path, run, max_steps=12, validate_every=4) == 0
-    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    lines = validations(run)
     assert [line["step"] for line in lines] == [4, 8, 12]
     assert lines[-1]["bleu"] < 99
 
@@ -99,13 +99,8 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
     assert seen == [greedy, beam]
     # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
     search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=null"]
-    arguments = [
-        *tiny_recipe(tiny_run.parent, scored=True, max_steps=1),
-        *search,
-        "--run_dir",
-        str(tmp_path / "greedy"),
-    ]
-    assert main(["train", *arguments]) == 0
+    arguments = [*tiny_recipe(tiny_run.parent, scored=True, max_steps=1), *search]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "greedy")]) == 0
     assert seen[2:] == [beam | {"early_stopping": None}, greedy]
 
 
@@ -122,10 +117,6 @@ def with_another_set(folder: Path, run: Path, *options: str, **training: object)
         Path(files[side]).write_text("".join(text[:20]), "utf-8")
     sets = f"--validation_sets={{short: {{validation_files: {json.dumps(files)}}}}}"
     return main(["train", *recipe, sets, "--run_dir", str(run), *options])
-
-
-def validations(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
 
 
 def test_each_set_has_its_own_loss_and_scores(tiny_run, tmp_path) -> None:
