@@ -23,13 +23,14 @@ FULL = bool(os.environ.get("CAMPAIGN_SEED"))
 MAX_SENTENCE = 1500
 
 
-def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
+def broken_by(end: End, codes: Iterable[int] = (2,), result: str | None = None) -> str | None:
     """
-    Judges the outcome of a command, except for the result of a successful one.
+    Judges the outcome of a command.
 
     Args:
         end ([`End`]): outcome of a command.
         codes (`Iterable[int]`, *optional*): exit codes allowed for an error.
+        result (`str`, *optional*): what is wrong with the result if the command has succeeded.
 
     Returns:
         `str`: how it broke the rule, or `None`.
@@ -40,7 +41,7 @@ def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
     if "Traceback" in end.err:
         return f"a traceback{shown}"
     if end.code == 0:
-        return None
+        return result
     if end.code not in codes:
         return f"exit code {end.code}{shown}"
     said = [line for line in end.err.replace("\r", "\n").splitlines() if line.startswith("hf-vaswani: ")]

@@ -79,10 +79,10 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-def traces(folder: Path) -> dict[str, Any]:
-    """Reads the logs of a run and the names of all its files."""
-    found: dict[str, Any] = {name: (folder / name).read_text() for name in ("training.jsonl", "validations.jsonl")}
-    return found | {"names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))}
+def outcome(folder: Path) -> dict[str, Any]:
+    """Reads the result of a run, its logs and the names of all its files."""
+    logs = {name: (folder / name).read_text() for name in ("training.jsonl", "validations.jsonl")}
+    return result(folder) | logs | {"names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))}
 
 
 def difference(one: dict[str, Any], two: dict[str, Any]) -> str | None:
@@ -98,3 +98,8 @@ def half_written(folder: Path) -> str | None:
     left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name.endswith((".writing", ".old"))]
     left += [path.name for path in folder.glob("checkpoint-*") if not (path / "progress.json").is_file()]
     return f"left {', '.join(sorted(left)[:5])}" if left else None
+
+
+def wrong_outcome(folder: Path, right: dict[str, Any]) -> str | None:
+    """Describes what a run has left behind, or how its [`outcome`] differs from the right one, or returns `None`."""
+    return half_written(folder) or difference(right, outcome(folder))

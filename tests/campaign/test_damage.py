@@ -16,7 +16,7 @@ from tests.children import run
 from tests.hub_server import Access, HubServer
 
 from .judge import FULL, Campaign, broken_by
-from .runs import difference, half_written, recipe, result, sha, train
+from .runs import difference, half_written, recipe, result, train
 from .verbs import Fault, on_the_hub, verb
 
 WAYS = ["truncated", "flipped", "emptied", "deleted"]
@@ -85,24 +85,20 @@ def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, s
         # Without its record a checkpoint is not touched by the run, because the user may have a copy: remove it here.
         if name.endswith("/progress.json") and way == "deleted":
             shutil.rmtree((folder / name).parent, ignore_errors=True)
-        how = broken_by(end) or half_written(folder)
-        if how is None and end.code == 0:
-            how = difference(result(whole), result(folder))
+        how = broken_by(end, result=difference(result(whole), result(folder))) or half_written(folder)
         campaign.note(f"{state} run, {attack}", how)
 
 
 def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
     _, whole, _ = runs
     command = ["average", str(tmp_path / "run"), "--last", "2", "--output", str(tmp_path / "mean")]
-    right = sha(whole / "model" / "model.safetensors")
     attacks = [(name, way) for name, way in attacks_on(whole) if not name.startswith("model/")]
     for _, _, attack in damaged(campaign, whole, tmp_path / "run", 1, 12, attacks):
         shutil.rmtree(tmp_path / "mean", ignore_errors=True)
         end = run(tmp_path / "out", verb, command)
         how = broken_by(end)
         if how is None and end.code == 0:
-            same = sha(tmp_path / "mean" / "model.safetensors") == right or _equal(tmp_path / "mean", whole / "model")
-            how = None if same else "another mean, and no word"
+            how = None if _equal(tmp_path / "mean", whole / "model") else "another mean, and no word"
         elif how is None and (tmp_path / "mean").exists():
             how = "a folder in spite of the refusal"
         campaign.note(f"average, {attack}", how)
@@ -116,9 +112,8 @@ def _equal(one: Path, two: Path) -> bool:
 
 def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
     _, whole, _ = runs
-    right = {
-        path.name: path.read_bytes() for path in (whole / "model").iterdir() if path.suffix not in (".md", ".png")
-    }
+    files = [path for path in (whole / "model").iterdir() if path.suffix not in (".md", ".png")]
+    right = {path.name: path.read_bytes() for path in files}
     attacks = [each for each in attacks_on(whole) if "checkpoint-" not in each[0]]
     with HubServer(tokens={"hf_write": Access("alice", "write")}) as hub:
         folder, settings = tmp_path / "run", hub.environment(tmp_path / "home", "hf_write")
@@ -126,11 +121,9 @@ def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
             repository = f"alice/m{number}"
             end = run(tmp_path / "out", on_the_hub, ["push", str(folder), "--repo-id", repository], settings)
             there = hub.files(repository) if repository in hub.repositories else {}
-            how = broken_by(end)
-            if how is None and end.code == 0:
-                wrong = [file for file in right if there.get(file) != right[file]]
-                how = f"another {', '.join(wrong)} on the Hub" if wrong else None
-            elif how is None and set(there) - {".gitattributes"}:
+            wrong = [file for file in right if there.get(file) != right[file]]
+            how = broken_by(end, result=f"another {', '.join(wrong)} on the Hub" if wrong else None)
+            if how is None and end.code and set(there) - {".gitattributes"}:
                 how = "files on the Hub in spite of the refusal"
             campaign.note(f"push, {attack}", how)
 
@@ -145,7 +138,5 @@ def test_a_damaged_model_translates_alike_or_is_refused(campaign, tmp_path, runs
     attacks = [each for each in attacks_on(whole / "model") if each != ("generation_config.json", "deleted")]
     for _, way, attack in damaged(campaign, whole / "model", tmp_path / "model", 2, 15, attacks):
         end = run(tmp_path / "out", verb, command)
-        how = broken_by(end)
-        if how is None and end.code == 0 and way != "flipped" and end.out != right.out:
-            how = "another text, and no word"
-        campaign.note(f"translate, {attack}", how)
+        is_other = way != "flipped" and end.out != right.out
+        campaign.note(f"translate, {attack}", broken_by(end, result="another text, and no word" if is_other else None))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.children import free_port
 from tests.conftest import ROOT, tiny_recipe
 
 from .judge import FULL, Campaign
-from .runs import difference, half_written, result, traces
+from .runs import outcome, wrong_outcome
 
 # Long enough to be killed in. Two logged updates are apart by more than one look at the log.
 UPDATES = {"max_steps": 60, "save_every": 5, "log_every": 1, "validate_every": 30, "ema_decay": 0.9, "cpu_threads": 1}
@@ -68,7 +68,7 @@ def judged(run: Path, right: dict, *launchers: subprocess.Popen) -> str | None:
         return f"hung for {LIMIT} seconds\n{run.with_suffix('.log').read_text()[-3000:]}"
     if any(codes):
         return f"exit codes {codes}\n{run.with_suffix('.log').read_text()[-3000:]}"
-    return half_written(run) or difference(right, result(run) | traces(run))
+    return wrong_outcome(run, right)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[st
     folder = tmp_path_factory.mktemp("elastic")
     arguments = tiny_recipe(folder, scored=True, **UPDATES)
     assert launch(arguments, folder / "whole", *ONE_MACHINE).wait(timeout=LIMIT) == 0
-    return folder, arguments, result(folder / "whole") | traces(folder / "whole")
+    return folder, arguments, outcome(folder / "whole")
 
 
 def test_a_run_goes_on_when_one_of_its_processes_dies(campaign: Campaign, undisturbed) -> None:
@@ -104,11 +104,8 @@ def test_a_run_goes_on_when_a_machine_comes_back_late(campaign: Campaign, undist
     folder, arguments, right = undisturbed
     for at in campaign.drawn(range(1, 58), 1, 120):
         run, pause = folder / f"machine-{at}", campaign.random.uniform(0, 20)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         options = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=run"]
-        options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
+        options.append(f"--rdzv-endpoint=127.0.0.1:{free_port()}")
 
         def start(machine: int, options: list[str] = options, run: Path = run) -> subprocess.Popen:
             # Without it, torch's launcher waits in vain for the one that has come back.

@@ -10,7 +10,7 @@ import pytest
 from tests.children import End, run
 
 from .judge import Campaign, broken_by
-from .runs import difference, half_written, recipe, result, sha, traces, train
+from .runs import difference, half_written, outcome, recipe, sha, train, wrong_outcome
 from .verbs import Fault, verb, verb_with_small_files
 
 
@@ -52,7 +52,7 @@ def run_on(disk: Disk, outputs: Path, command: list[str], place: Path, writes: l
 
 def test_a_training_goes_on_when_there_is_room_again(campaign, tmp_path, finished) -> None:
     arguments, whole, writes = finished
-    right = result(whole) | traces(whole)
+    right = outcome(whole)
     attacks = disks(writes, whole, campaign, len(writes))
     for number, disk in enumerate(campaign.drawn(attacks, 3, 90, by=lambda attack: attack[0])):
         folder = tmp_path / f"run-{number}"
@@ -61,8 +61,7 @@ def test_a_training_goes_on_when_there_is_room_again(campaign, tmp_path, finishe
         if campaign.note(attack, refusal(end, tmp_path) or (half_written(folder) if folder.exists() else None)):
             continue
         again = train(arguments, folder)
-        how = broken_by(again, ()) or difference(right, result(folder) | traces(folder))
-        campaign.note(f"{attack}; then with room", how)
+        campaign.note(f"{attack}; then with room", broken_by(again, ()) or wrong_outcome(folder, right))
 
 
 @pytest.mark.parametrize("name", ["average", "convert to marian", "convert to vaswani"])
@@ -105,9 +104,8 @@ def test_translations_are_kept_line_by_line(campaign, tmp_path, finished) -> Non
         if campaign.note(attack, refusal(end, output)):
             continue
         end = run(tmp_path / "o", verb, [*command, str(output), "--resume"])
-        campaign.note(
-            attack, broken_by(end, ()) or (None if output.read_bytes() == right else "completed to another text")
-        )
+        other = None if output.read_bytes() == right else "completed to another text"
+        campaign.note(attack, broken_by(end, (), other))
     end = run(tmp_path / "o", verb, [*command, "/dev/full"])
     how = refusal(end, Path("/dev/full")) or (None if end.code else "exit code 0")
     campaign.note("translate --output /dev/full", how)

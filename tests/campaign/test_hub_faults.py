@@ -8,13 +8,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.children import End, run
 from tests.hub_server import Access, HubServer
 
 from .judge import Campaign, broken_by
-from .runs import recipe, train
 from .verbs import on_the_hub
 
 TOKEN, NAME = "hf_write", "alice/m"
@@ -27,14 +24,6 @@ WAYS = {str(status): {"status": status, "message": "A message."} for status in (
     "other JSON": {"status": 200, "message": "[]", "headers": {"Content-Type": "application/json"}},
     "slow": {"delay": 3},
 }
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
-    folder = tmp_path_factory.mktemp("run")
-    assert train(recipe(folder, "plain"), folder / "run").code == 0
-    return folder / "run"
 
 
 def old_state(run_dir: Path) -> dict[str, bytes]:
@@ -74,33 +63,31 @@ def faulty_hubs(
             yield hub, f"{' '.join(request)}: {way}, {'once' if times else 'for good'}"
 
 
-def test_a_push_that_fails_leaves_the_old_state_or_the_new(campaign, tmp_path, finished) -> None:
-    command = ["push", str(finished), "--repo-id", NAME]
+def test_a_push_that_fails_leaves_the_old_state_or_the_new(campaign, tmp_path, tiny_run) -> None:
+    command = ["push", str(tiny_run), "--repo-id", NAME]
     with HubServer({TOKEN: Access("alice", "write")}) as hub:
-        hub.commit(NAME, old_state(finished))
+        hub.commit(NAME, old_state(tiny_run))
         assert call(hub, tmp_path, *command).code == 0
         new, asked = hub.files(NAME), requests(hub)
     assert len(asked) >= 6
-    for hub, attack in faulty_hubs(campaign, old_state(finished), asked):
+    for hub, attack in faulty_hubs(campaign, old_state(tiny_run), asked):
         old = hub.files(NAME)
         end = call(hub, tmp_path, *command)
         there = hub.files(NAME)
-        how = broken_by(end)
-        if how is None and end.code == 0 and there != new:
-            how = "said to be published, but it is not"
+        how = broken_by(end, result=None if there == new else "said to be published, but it is not")
         if how is None and there not in (old, new):
             how = f"a mixture of the old state and the new: {sorted(there)}"
         if campaign.note(f"push, {attack}", how):
             continue
         hub.clear_faults()
         end = call(hub, tmp_path, *command)
-        how = broken_by(end, ()) or (None if hub.files(NAME) == new else "published something else")
-        campaign.note(f"push, {attack}; then again", how)
+        other = None if hub.files(NAME) == new else "published something else"
+        campaign.note(f"push, {attack}; then again", broken_by(end, (), other))
 
 
-def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_path, finished) -> None:
-    text = finished.parent / "text.en"
-    model = {path.name: path.read_bytes() for path in (finished / "model").iterdir()}
+def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_path, tiny_run) -> None:
+    text = tiny_run.parent / "text.en"
+    model = {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir()}
     command = ["translate", "--model", NAME, str(text)]
     with HubServer({TOKEN: Access("alice", "write")}) as hub:
         hub.commit(NAME, model)
@@ -110,7 +97,5 @@ def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_pa
     # A missing generation_config.json is no error, because it is optional.
     for hub, attack in faulty_hubs(campaign, model, asked, harmless="generation_config"):
         end = call(hub, tmp_path, *command)
-        how = broken_by(end)
-        if how is None and end.code == 0 and end.out != right.out:
-            how = "another text, and no word"
-        campaign.note(f"translate, {attack}", how)
+        other = None if end.out == right.out else "another text, and no word"
+        campaign.note(f"translate, {attack}", broken_by(end, result=other))

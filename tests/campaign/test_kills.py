@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from .judge import FULL, broken_by
-from .runs import KINDS, difference, half_written, recipe, result, traces, train
+from .runs import KINDS, outcome, recipe, train, wrong_outcome
 from .verbs import Fault
 
 CODES = {"term": 128 + signal.SIGTERM, "interrupt": 128 + signal.SIGINT}
@@ -29,7 +29,7 @@ def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
     arguments, whole = recipe(tmp_path, kind), tmp_path / "whole"
     log = Fault("kill", whole, log=tmp_path / "log")
     assert train(arguments, whole, log, processes).code == 0
-    right = result(whole) | traces(whole)
+    right = outcome(whole)
     accesses = (tmp_path / "log").read_text().splitlines()
     assert len(accesses) > 100
     for at in campaign.drawn(range(len(accesses)), 1, 65, by=lambda at: stage(accesses[at])):
@@ -48,5 +48,4 @@ def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
             attack += f", kill at access {again} of the next start"
             train(arguments, folder, Fault("kill", folder, again), processes)
         end = train(arguments, folder, processes=processes)
-        how_it_ended = broken_by(end, ()) or half_written(folder) or difference(right, result(folder) | traces(folder))
-        campaign.note(attack, how_it_ended)
+        campaign.note(attack, broken_by(end, ()) or wrong_outcome(folder, right))

@@ -11,7 +11,6 @@ import pytest
 from tests.children import End, run
 
 from .judge import broken_by
-from .runs import recipe, train
 from .verbs import verb
 
 VALUES: list[Any] = [
@@ -20,15 +19,6 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 JSON_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 HEADERS = ["missing tensor", "extra tensor", "renamed tensor", "other shape", "other type", "nan", "inf", "header"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model and a text."""
-    folder = tmp_path_factory.mktemp("run")
-    assert train(recipe(folder, "plain"), folder / "run").code == 0
-    (folder / "text").write_text("one two\n\nthree\n")
-    return folder / "run" / "model"
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -58,13 +48,13 @@ def translated(model: Path, folder: Path, name: str, content: bytes) -> End:
     shutil.rmtree(folder / "model", ignore_errors=True)
     shutil.copytree(model, folder / "model")
     (folder / "model" / name).write_bytes(content)
-    return run(
-        folder / "out", verb, ["translate", "--model", str(folder / "model"), str(model.parent.parent / "text")]
-    )
+    (folder / "text").write_text("one two\n\nthree\n")
+    return run(folder / "out", verb, ["translate", "--model", str(folder / "model"), str(folder / "text")])
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
-def test_other_values_are_translated_with_or_refused(campaign, tmp_path, model, name) -> None:
+def test_other_values_are_translated_with_or_refused(campaign, tmp_path, tiny_run, name) -> None:
+    model = tiny_run / "model"
     content = json.loads((model / name).read_text("utf-8"))
     attacks = [(place, value) for place in places(content) for value in [*VALUES, ...] if place or value is not ...]
     if name == "config.json":
@@ -73,10 +63,8 @@ def test_other_values_are_translated_with_or_refused(campaign, tmp_path, model, 
     for place, value in campaign.drawn(attacks, 3, 20, by=lambda attack: attack[0]):
         attack = f"{name}, {'.'.join(map(str, place)) or 'all of it'} = {str(value)[:40]!r} ({type(value).__name__})"
         end = translated(model, tmp_path, name, json.dumps(changed(content, place, value)).encode())
-        how = broken_by(end)
-        if how is None and end.code == 0 and end.out.count("\n") != 3:
-            how = f"{end.out.count(chr(10))} lines of three"
-        campaign.note(attack, how)
+        lines = end.out.count("\n")
+        campaign.note(attack, broken_by(end, result=None if lines == 3 else f"{lines} lines of three"))
 
 
 def with_other_tensors(content: bytes, what: str, number: int) -> bytes:
@@ -106,10 +94,10 @@ def with_other_tensors(content: bytes, what: str, number: int) -> bytes:
     return struct.pack("<Q", len(head)) + head + bytes(data)
 
 
-def test_other_tensors_are_refused(campaign, tmp_path, model) -> None:
+def test_other_tensors_are_refused(campaign, tmp_path, tiny_run) -> None:
+    model = tiny_run / "model"
     weights = (model / "model.safetensors").read_bytes()
     attacks = [(what, number) for what in HEADERS for number in range(20)]
     for what, number in campaign.drawn(attacks, 8, 15, by=lambda attack: attack[0]):
         end = translated(model, tmp_path, "model.safetensors", with_other_tensors(weights, what, number))
-        how = broken_by(end) or (None if end.code else "translated, and no word")
-        campaign.note(f"model.safetensors, {what} {number}", how)
+        campaign.note(f"model.safetensors, {what} {number}", broken_by(end, result="translated, and no word"))

@@ -27,12 +27,11 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 from transformers import pipeline
 
 from hf_vaswani.data.tokenizer import train_tokenizer
-from tests.children import LIMIT, Child
+from tests.children import LIMIT
 from tests.networks import random_model
 from tests.serving.served import serve, workers_of
 
 from .judge import FULL, Campaign
-from .verbs import verb
 
 SENTENCES = [f"{one} {two}" for one in ("one", "two three", "nine", "four") for two in ("five", "six", "seven eight")]
 # Answers to requests that are wrong, or for which there is no room.
@@ -383,24 +382,17 @@ def test_workers_are_replaced_under_load(campaign: Campaign, teacher, expected, 
 
 
 def test_stopped_at_any_moment_it_answers_what_it_has(campaign: Campaign, teacher, expected, tmp_path) -> None:
-    arguments = ["serve", "--model", str(teacher), "--port", "0"]
     together = 0
     attacks = [(how, round(0.05 * i, 2)) for how in ("SIGTERM", "SIGINT") for i in range(40)]
     for how, moment in campaign.drawn(attacks, 2, 40, by=lambda each: each[0]):
-        folder = tmp_path / f"{how}-{moment}"
-        child, log = Child(folder, verb, arguments), folder / "err"
-        until, port = time.monotonic() + LIMIT, None
-        while port is None and child.process.is_alive() and time.monotonic() < until:
-            time.sleep(0.02)
-            port = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text() if log.exists() else "")
-        assert port is not None, child.end().err
-        with clients(int(port[1]), expected, patient=True) as asking:
-            time.sleep(moment)
-            os.kill(child.process.pid or 0, getattr(signal, how))
-            end = child.end()
-        answered = end.err.count("POST /translate 200")
+        with serve(teacher, tmp_path / f"{how}-{moment}") as served:
+            with clients(served.port, expected, patient=True) as asking:
+                time.sleep(moment)
+                code = served.stop(getattr(signal, how))
+            said = served.log.read_text()
+        answered = said.count("POST /translate 200")
         together += answered
-        wrong = f"exit code {end.code}: {end.err[-2000:]}" if end.code or "Traceback" in end.err else None
+        wrong = f"exit code {code}: {said[-2000:]}" if code != 0 or "Traceback" in said else None
         if answered != asking.answers:
             wrong = wrong or f"{asking.answers} of {answered} answers arrived"
         campaign.note(f"{how} after {moment} s of load", "; ".join(asking.wrong) or wrong)

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 
 from tests.children import LIMIT
 from tests.conftest import ROOT
 
-from .runs import difference, half_written, recipe, result, traces, train
+from .judge import broken_by
+from .runs import outcome, recipe, train, wrong_outcome
 
 PROGRAMS = {"train.py": [sys.executable, str(ROOT / "train.py")]}
 PROGRAMS["python -m"] = [sys.executable, "-m", "hf_vaswani.cli", "train"]
@@ -20,24 +22,13 @@ def test_stopped_at_any_moment_there_is_no_traceback(campaign, tmp_path) -> None
     """During its imports, a program may end without a message, because it has not done anything."""
     arguments, whole = recipe(tmp_path, "plain"), tmp_path / "whole"
     assert train(arguments, whole).code == 0
-    right = result(whole) | traces(whole)
-    attacks = [
-        (program, number, moment)
-        for program in PROGRAMS
-        for number in (signal.SIGINT, signal.SIGTERM)
-        for moment in MOMENTS
-    ]
+    right = outcome(whole)
+    attacks = list(product(PROGRAMS, (signal.SIGINT, signal.SIGTERM), MOMENTS))
     for program, number, moment in campaign.drawn(attacks, 1, 60, by=lambda attack: attack[:2]):
         folder = tmp_path / f"{program}-{number}-{moment}"
         command = [*PROGRAMS[program], *arguments[1:], "--run_dir", str(folder)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, **streams, text=True, start_new_session=True)
         attack = f"{program}: {number.name} after {moment / 10} seconds"
         try:
             process.wait(moment / 10)
@@ -54,5 +45,4 @@ def test_stopped_at_any_moment_there_is_no_traceback(campaign, tmp_path) -> None
         if campaign.note(attack, f"a traceback: {said}" if "Traceback" in said else how):
             continue
         end = train(arguments, folder)
-        how = difference(right, result(folder) | traces(folder)) or half_written(folder)
-        campaign.note(f"{attack}; then again", how if end.code == 0 else f"exit code {end.code}: {end.sentence}")
+        campaign.note(f"{attack}; then again", broken_by(end, ()) or wrong_outcome(folder, right))
