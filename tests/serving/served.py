@@ -15,8 +15,22 @@ from typing import Any
 
 import psutil
 
+from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
+
 from ..campaign.verbs import verb
 from ..children import Child
+from ..networks import tiny_model
+
+
+def make_pipeline(*pairs: tuple[str, str]) -> Any:
+    """Returns a random model that writes 8 letters, with a tag for each target language if it is given pairs."""
+    tokenizer = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
+    add_tags(tokenizer, list(dict.fromkeys(f"<2{target}>" for _, target in pairs)))
+    model = tiny_model(3, vocab_size=len(tokenizer), eos=-1e4)
+    model.config.language_pairs = [list(pair) for pair in pairs] or None
+    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
+    return VaswaniTranslationPipeline(model, tokenizer)
 
 
 class Served:

@@ -1,7 +1,6 @@
 """The demo: what it shows, and the page served on loopback."""
 
 import importlib
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_vaswani import VaswaniTranslationPipeline, alignments
-from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
+from hf_vaswani import alignments
 from hf_vaswani.translation.alignment import Alignment
 
-from ..networks import tiny_model
+from ..children import free_port
+from .served import make_pipeline
 
 TEXT = "abc cab. Ab ca."
 
@@ -27,20 +26,13 @@ def demo() -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
+def pipeline() -> Any:
+    return make_pipeline()
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer) -> Any:
-    found = tiny_model(3, vocab_size=tokenizer.vocab_size, eos=-1e4)
-    found.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
-    return found
-
-
-@pytest.fixture(scope="module")
-def translator(demo, model, tokenizer) -> Any:
-    return demo.DemoTranslator(model, tokenizer)
+def translator(demo, pipeline) -> Any:
+    return demo.DemoTranslator(pipeline.model, pipeline.tokenizer)
 
 
 def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignment:
@@ -76,19 +68,16 @@ def test_parts_make_up_the_text(demo, links) -> None:
         assert int(colours[0][source[i]]) < len(demo.COLOURS)
 
 
-def test_each_sentence_is_translated_and_aligned(translator, model, tokenizer) -> None:
+def test_each_sentence_is_translated_and_aligned(translator, pipeline) -> None:
     answer = translator.answer(TEXT, None, 4, 0.6, 3)
-    pipeline = VaswaniTranslationPipeline(model, tokenizer)
     expected = pipeline(TEXT, split_sentences=True, num_beams=4, length_penalty=0.6, num_return_sequences=3)
     assert answer.translations == [each["translation_text"] for each in expected]
     assert "".join(text for text, _ in answer.source) == TEXT
     assert "".join(text for text, _ in answer.target) == answer.translations[0]
     first = pipeline("abc cab.", num_beams=4, length_penalty=0.6)[0]["translation_text"]
-    (aligned,) = alignments(model, tokenizer, ["abc cab."], [first])
-    of_first = [text for text, number in answer.source if number is not None]
-    assert of_first[: len({i for i, _ in aligned.links()})] == [
-        aligned.source[i] for i in sorted({i for i, _ in aligned.links()})
-    ]
+    (aligned,) = alignments(pipeline.model, pipeline.tokenizer, ["abc cab."], [first])
+    words = [aligned.source[i] for i in sorted({i for i, _ in aligned.links()})]
+    assert [text for text, number in answer.source if number is not None][: len(words)] == words
 
 
 def test_few_beams_have_few_translations_and_no_text_has_none(translator) -> None:
@@ -116,15 +105,12 @@ def test_text_without_words_is_kept(translator) -> None:
     assert (answer.translations, answer.source, answer.target) == (["42"], [("42", "0")], [("42", "0")])
 
 
-def test_the_language_is_put_in_front(demo, tokenizer) -> None:
-    tagged = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
-    add_tags(tagged, ["<2de>", "<2fr>"])
-    model = tiny_model(3, vocab_size=len(tagged), eos=-1e4, language_pairs=[["en", "de"], ["en", "fr"]])
-    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
-    translator = demo.DemoTranslator(model, tagged)
+def test_the_language_is_put_in_front(demo) -> None:
+    pipeline = make_pipeline(("en", "de"), ("en", "fr"))
+    translator = demo.DemoTranslator(pipeline.model, pipeline.tokenizer)
     assert list(translator.tags) == ["de", "fr"]
     answers = {language: translator.answer(TEXT, language, 2, 0.6, 1) for language in ("de", "fr")}
-    expected = VaswaniTranslationPipeline(model, tagged)(TEXT, split_sentences=True, tgt_lang="fr", num_beams=2)
+    expected = pipeline(TEXT, split_sentences=True, tgt_lang="fr", num_beams=2)
     assert answers["fr"].translations == [expected[0]["translation_text"]]
     assert "".join(text for text, _ in answers["fr"].source) == TEXT
     # Behind its own tag.
@@ -142,14 +128,11 @@ def test_a_translation_ends_at_its_deadline(demo, translator, monkeypatch) -> No
 
 
 @pytest.fixture(scope="module")
-def client(demo, model, tokenizer) -> Iterator[Any]:
+def client(demo, pipeline) -> Iterator[Any]:
     """A client of the page, which is served on loopback."""
     gradio_client = pytest.importorskip("gradio_client")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    page = demo.build_demo(model, tokenizer, "me/model", ["abc", "cab"])
-    yield gradio_client.Client(demo.serve_demo(page, "127.0.0.1", port, block=False), verbose=False)
+    page = demo.build_demo(pipeline.model, pipeline.tokenizer, "me/model", ["abc", "cab"])
+    yield gradio_client.Client(demo.serve_demo(page, "127.0.0.1", free_port(), block=False), verbose=False)
     page.close()
 
 
@@ -186,9 +169,9 @@ def test_what_is_wrong_is_shown(client, inputs, name, message) -> None:
         ({"length_penalty": 3.0, "num_beams": 2}, (2, 3.0)),
     ],
 )
-def test_the_search_at_first_is_that_of_the_model(demo, tokenizer, settings, expected) -> None:
-    model = tiny_model(3, vocab_size=tokenizer.vocab_size)
-    model.generation_config.update(**settings)
-    blocks = demo.build_demo(model, tokenizer, "me/model").blocks.values()
+def test_the_search_at_first_is_that_of_the_model(demo, settings, expected) -> None:
+    pipeline = make_pipeline()
+    pipeline.model.generation_config.update(**settings)
+    blocks = demo.build_demo(pipeline.model, pipeline.tokenizer, "me/model").blocks.values()
     values = {getattr(block, "label", None): getattr(block, "value", None) for block in blocks}
     assert (values["Beams"], values["Length penalty α"]) == expected

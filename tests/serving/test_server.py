@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -18,25 +18,13 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 import transformers
 from fastapi.testclient import TestClient
 
-from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
 from hf_vaswani.serving import server as serving
 from hf_vaswani.serving.batcher import OverdueError
 from hf_vaswani.serving.server import Limits, build_server
 from hf_vaswani.translation.alignment import ended_by
 
 from ..conftest import dear
-from ..networks import tiny_model
-
-
-def make_pipeline(*pairs: tuple[str, str]) -> Any:
-    """A model of several languages, with a tag for each target."""
-    tokenizer = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
-    add_tags(tokenizer, list(dict.fromkeys(f"<2{target}>" for _, target in pairs)))
-    model = tiny_model(vocab_size=len(tokenizer), eos=-1e4)
-    model.config.language_pairs = [list(pair) for pair in pairs]
-    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
-    return VaswaniTranslationPipeline(model, tokenizer)
+from .served import make_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +48,16 @@ def ask(client: Any, path: str = "/translate", **body: Any) -> Any:
     return client.post(path, json={"q": "ab", "source": "en", "target": "de"} | body)
 
 
-# A request of an ASGI server.
-SCOPE = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+async def answers_to(app: Any, receive: Callable[[], Any]) -> list[Any]:
+    """Sends a request to `/translate` as a server does, by its messages, and returns those of the answer."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+    await app(scope, receive, send)
+    return sent
 
 
 def texts_of(found: Any) -> list[str]:
@@ -71,28 +67,17 @@ def texts_of(found: Any) -> list[str]:
 # ---- Translations ------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_translated_sentence_by_sentence(client, pipeline) -> None:
-    text = "One two three. Nine six.\n\n  seven"
-    (expected,) = texts_of(pipeline(text, split_sentences=True))
-    answer = ask(client, q=text)
-    assert (answer.status_code, answer.json()) == (200, {"translatedText": expected})
-    assert expected.count("\n\n") == 1
-    assert ask(client, q="").json() == {"translatedText": ""}
-
-
-def test_a_list_keeps_its_order(client, pipeline) -> None:
-    texts = ["one two", "", "One two three. Nine six.", "four"]
-    expected = texts_of(pipeline(texts, split_sentences=True))
-    assert len(set(expected)) == 4
-    assert ask(client, q=texts).json() == {"translatedText": expected}
+@pytest.mark.parametrize(("text_format", "kept"), [("text", "\n\n"), ("html", "<b>")])
+def test_texts_are_translated_sentence_by_sentence_in_their_order(client, pipeline, text_format, kept) -> None:
+    texts = ["one two", "", "One two three. Nine six.\n\n  seven", "<p>One <b>two</b>. Nine six.</p>"]
+    markup = "html" if text_format == "html" else None
+    expected = texts_of(pipeline(texts, split_sentences=True, markup=markup))
+    assert len(set(expected)) == 4 and "".join(expected).count(kept) == 1
+    assert ask(client, q=texts, format=text_format).json() == {"translatedText": expected}
+    for text, translation in zip(texts, expected, strict=True):
+        answer = ask(client, q=text, format=text_format)
+        assert (answer.status_code, answer.json()) == (200, {"translatedText": translation})
     assert ask(client, q=[]).json() == {"translatedText": []}
-
-
-def test_tags_are_kept(client, pipeline) -> None:
-    text = "<p>One <b>two</b>. Nine six.</p>"
-    (expected,) = texts_of(pipeline(text, split_sentences=True, markup="html"))
-    assert ask(client, q=text, format="html").json() == {"translatedText": expected}
-    assert expected.startswith("<p>") and expected.count("<b>") == 1
 
 
 @pytest.mark.parametrize("text_format", ["text", "html"])
@@ -197,8 +182,7 @@ def test_each_pair_of_languages_has_its_model(pipeline, monkeypatch) -> None:
     ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
 )
 def test_bad_requests_are_one_sentence(strict_client, body, message) -> None:
-    content = json.dumps({"q": "ab", "source": "en", "target": "de"} | body)
-    answer = strict_client.post("/translate", content=content, headers={"Content-Type": "application/json"})
+    answer = strict_client.post("/translate", content=json.dumps({"q": "ab", "source": "en", "target": "de"} | body))
     assert (answer.status_code, answer.json()) == (400, {"error": message})
 
 
@@ -242,15 +226,7 @@ def test_large_bodies(pipeline, monkeypatch) -> None:
 
 def test_a_body_that_does_not_arrive(pipeline, monkeypatch) -> None:
     monkeypatch.setattr(serving, "BODY_TIMEOUT", 0.05)
-    app, sent = build_server({"one": pipeline}), []
-
-    async def receive() -> Any:
-        await asyncio.sleep(60)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(app(SCOPE, receive, send))
+    sent = asyncio.run(answers_to(build_server({"one": pipeline}), lambda: asyncio.sleep(60)))
     assert sent[0]["status"] == 408 and json.loads(sent[1]["body"]).keys() == {"error"}
 
 
@@ -301,7 +277,7 @@ def test_the_placing_of_markup_ends_at_the_deadline(pipeline, monkeypatch) -> No
 
 
 def test_a_translation_ends_when_its_client_is_gone(caplog) -> None:
-    app, sent = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None)), []
+    app = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None))
     body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
     messages = [{"type": "http.request", "body": body}]
     batcher = app.state.batchers[0]
@@ -311,16 +287,10 @@ def test_a_translation_ends_when_its_client_is_gone(caplog) -> None:
             await asyncio.sleep(0.001)
         return messages.pop(0) if messages else {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def test() -> None:
-        await app(SCOPE, receive, send)
-        assert await asyncio.to_thread(batcher.is_free, 10)
-
     with caplog.at_level(logging.INFO):
-        asyncio.run(asyncio.wait_for(test(), 30))
+        sent = asyncio.run(asyncio.wait_for(answers_to(app, receive), 30))
     assert "POST /translate 499" in caplog.text and sent[0]["status"] == 499
+    assert batcher.is_free(within=10)
 
 
 def test_an_engine_is_not_called_when_its_time_is_over(pipeline, monkeypatch) -> None:
@@ -453,13 +423,9 @@ def test_keys(pipeline) -> None:
             assert ask(client, path).status_code == 403
             assert ask(client, path, api_key="wrong").json() == {"error": "The API key is wrong."}
             assert ask(client, path, api_key="öffne").status_code == 200
-            body = {"q": "ab", "source": "en", "target": "de"}
-            word = "öffne".encode()
-            for headers in (
-                {"Authorization": "Bearer sesame"},
-                {"Authorization": b"bearer " + word},
-                {"X-API-Key": word},
-            ):
+            body, word = {"q": "ab", "source": "en", "target": "de"}, "öffne".encode()
+            bearers = [{"Authorization": "Bearer sesame"}, {"Authorization": b"bearer " + word}]
+            for headers in (*bearers, {"X-API-Key": word}):
                 assert client.post(path, json=body, headers=headers).status_code == 200
             assert client.post(path, data=body | {"api_key": "sesame"}).status_code == 200
         assert client.get("/languages").status_code == client.get("/health").status_code == 200

@@ -2,35 +2,29 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.visualization.explorer import explore
 
-from ..conftest import PICTURES, ROOT
+from ..conftest import PICTURES
 from ..networks import tiny_config, tiny_model
+from ..pages import opened, quickstart
 
 pytestmark = pytest.mark.browser
 
-QUICKSTART = ROOT / "runs" / "quickstart" / "model"
 SENTENCE = "The old woman reads a red book in the garden."
 
 
 @pytest.fixture(scope="module")
 def translator() -> tuple[Any, Any]:
-    """The model of the quickstart if it was trained here, else one with random weights."""
-    if QUICKSTART.is_dir():
-        return AutoModelForSeq2SeqLM.from_pretrained(QUICKSTART), AutoTokenizer.from_pretrained(QUICKSTART)
-    tokenizer = train_tokenizer([SENTENCE, "Die alte Frau liest ein rotes Buch im Garten."] * 3, 290)
-    model = tiny_model(3, eos=1.0, vocab_size=290, num_heads=4)
-    model.generation_config.max_new_tokens = 20
-    return model, tokenizer
+    return quickstart([SENTENCE, "Die alte Frau liest ein rotes Buch im Garten."])
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +46,14 @@ def pages(translator, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def open_page(browser, pages) -> Iterator[Any]:
-    """Opens a page, and asserts at the end that it had no error and asked no host for anything."""
-    contexts, problems, requests = [], [], []
+    """Opens a page, see [`opened`]."""
+    with ExitStack() as stack:
 
-    def open_(name: str, width: int = 1400, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(pages[name].as_uri())
-        return page
+        def open_(name: str, width: int = 1400, scheme: str = "light") -> Any:
+            page = opened(browser, pages[name].as_uri(), (width, 900), ("data:",), silent=True, color_scheme=scheme)
+            return stack.enter_context(page)
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not problems
-    assert all(url.startswith(("file:", "data:")) for url in requests)
+        yield open_
 
 
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(21, 24, 29)"
