@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import itertools
-import logging
 import re
 import sys
 import warnings
@@ -90,15 +89,6 @@ def call(name: str, **keywords: Any) -> Any:
         return build()(**inputs | keywords)
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What transformers logs; a warning of Python is an error."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    # It says some things once in a process.
-    transformers.utils.logging.warning_once.cache_clear()
-    return caplog
-
-
 # ---- Two names of the cache --------------------------------------------------------------------------------------
 
 
@@ -108,7 +98,7 @@ def last(output: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
 @pytest.mark.parametrize("name", WITH_CACHE)
-def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
+def test_a_cache_is_used_by_each_of_its_names(name, argument, transformers_log) -> None:
     build, inputs = MODELS[name]
     ids = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     model = build()
@@ -126,7 +116,7 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
     is_old = argument == "past_key_values" and CACHE == "cache"
     assert [str(each.message)[:31] for each in warned] == 2 * is_old * ["`past_key_values` is deprecated"]
     assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
-    assert not said.records
+    assert not transformers_log.records
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
@@ -287,7 +277,7 @@ def unproved(monkeypatch: pytest.MonkeyPatch) -> set[type]:
 
 
 @pytest.mark.parametrize("kind", GENERATING)
-def test_generate_is_proved_once_and_in_silence(kind, unproved, said) -> None:
+def test_generate_is_proved_once_and_in_silence(kind, unproved, transformers_log) -> None:
     model = tiny_model(kind=kind)
 
     class Mine(kind):
@@ -302,7 +292,7 @@ def test_generate_is_proved_once_and_in_silence(kind, unproved, said) -> None:
         each.generate(IDS, max_new_tokens=2, min_new_tokens=2)
     assert unproved == {kind}
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not said.records
+    assert not transformers_log.records
 
 
 @pytest.mark.parametrize("kind", GENERATING)

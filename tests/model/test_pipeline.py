@@ -7,7 +7,6 @@ import copy
 import importlib
 import itertools
 import json
-import logging
 import multiprocessing
 import os
 import pickle
@@ -43,7 +42,7 @@ from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_tags
 from hf_vaswani.removed_tasks import restore_tasks
 
-from ..conftest import SEED, dear
+from ..conftest import ROOT, SEED, dear
 
 # The type hints of pipeline() list the tasks that transformers brings itself.
 pipeline: Any = pipelines.pipeline
@@ -143,12 +142,6 @@ def translator(folder: str) -> Any:
 def model(folder: str) -> Any:
     """A model of its own for a test that changes it."""
     return AutoModelForSeq2SeqLM.from_pretrained(folder)
-
-
-@pytest.fixture
-def transformers_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    return caplog
 
 
 def translation(*sentences: str) -> list[dict[str, str]]:
@@ -950,13 +943,8 @@ def test_a_task_that_transformers_has_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def run_python(program: str, **environment: str) -> None:
-    paths = [str(Path(hf_vaswani.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    } | environment
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    command, variables = [sys.executable, "-c", program], os.environ | environment
+    run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
