@@ -1,4 +1,4 @@
-"""No pair is lost or repeated, no batch exceeds its budget, seeds fix the order, and processes share the batches."""
+"""No pair is lost or repeated, no batch exceeds its budget, and seeds fix the order; resumes are in test_windows."""
 
 import itertools
 import json
@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vaswani.data.batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, length_batches
+from hf_vaswani.data.batching import (
+    BatchOrder,
+    PairCollator,
+    TokenBudgetBatchSampler,
+    length_batches,
+    lengths_fingerprint,
+)
 from hf_vaswani.data.tokenizer import train_tokenizer
 
 LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
@@ -96,20 +102,6 @@ def test_a_position_resumes_within_an_epoch() -> None:
     assert list(sampler) == whole[sum(counts[:5]) :]
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_the_batches_of_an_update(processes, accumulation) -> None:
-    alone = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=accumulation * processes)).updates()
-    shares = [
-        TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, 1, accumulation, processes, process)).updates()
-        for process in range(processes)
-    ]
-    assert len({len(share) for share in shares}) == 1
-    for update, parts in zip(alone, zip(*shares, strict=True), strict=True):
-        assert len({len(part) for part in parts}) == 1
-        assert sorted(flat([update])) == sorted(flat(parts))
-
-
 def test_collator_equals_a_slow_one() -> None:
     """Compares every cell, for lists and arrays of any length."""
     random = np.random.default_rng(1)
@@ -130,61 +122,9 @@ def test_collator_equals_a_slow_one() -> None:
         assert all(tensor.dtype == torch.long for tensor in batch.values())
 
 
-class Rows(torch.utils.data.Dataset):
-    """Pairs with the lengths in LENGTHS; every id of a row is its index."""
-
-    def __len__(self) -> int:
-        return len(LENGTHS)
-
-    def __getitem__(self, row: int) -> dict[str, object]:
-        source, target = LENGTHS[row]
-        return {"source_ids": [row] * source, "target_ids": [row] * target, "number": row + 1}
-
-
-def build(workers: int = 0, processes: int = 1, process: int = 0) -> EpochUpdates:
-    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(900, 1, 2, processes, process))
-    return EpochUpdates(Rows(), sampler, PairCollator(0), workers)
-
-
-def equal(first: list, second: list) -> bool:
-    return len(first) == len(second) and all(
-        torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a
-    )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_position_resumes_exactly(workers) -> None:
-    count = len(build().sampler.updates())
-    made = list(itertools.islice(build().after(build().start), 2 * count + 2))
-    assert made[count - 1][1] == {"epoch": 0, "update": count}
-    for number in (0, count - 2, count - 1, count):
-        position = json.loads(json.dumps(made[number][1]))
-        for (batches, reached), (ours, where) in zip(
-            build(workers).after(position), made[number + 1 : number + 4], strict=False
-        ):
-            assert equal(batches, ours)
-            assert reached == where
-
-
-def test_updates_of_two_processes_are_those_of_one() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(900, 1, 4))
-    alone = EpochUpdates(Rows(), sampler, PairCollator(0))
-    shares = [build(processes=2, process=process) for process in (0, 1)]
-    streams = [updates.after(updates.start) for updates in (alone, *shares)]
-    count = len(sampler.updates())
-    numbers: list[int] = []
-    for whole, first, second in itertools.islice(zip(*streams, strict=True), count):
-        assert whole[1] == first[1] == second[1]
-        theirs = [batch for pair in zip(first[0], second[0], strict=True) for batch in pair]
-        assert equal(theirs[: len(whole[0])], whole[0])
-        assert all((batch["labels"] == -100).all() for batch in theirs[len(whole[0]) :])
-        numbers += [number for batch in theirs for number in batch["numbers"].tolist()]
-    assert sorted(numbers) == list(range(1, len(LENGTHS) + 1))
-
-
 def test_the_fingerprint_is_that_of_the_text() -> None:
     def of(lengths: np.ndarray) -> dict[str, object]:
-        return EpochUpdates(Rows(), TokenBudgetBatchSampler(lengths, BatchOrder(900)), PairCollator(0)).fingerprint
+        return lengths_fingerprint(lengths)
 
     assert json.loads(json.dumps(of(LENGTHS))) == of(LENGTHS.copy())
     assert of(LENGTHS)["pairs"] == 997
@@ -203,13 +143,6 @@ def test_weights_repeat_or_sample_pairs() -> None:
         assert taken[-1][400:].sum() == round(0.25 * fitting[400:].sum())
         assert (taken[-1][400:] <= fitting[400:]).all()
     assert (taken[0] != taken[1]).any()
-
-
-def test_an_empty_batch_has_no_labels() -> None:
-    batch = PairCollator(0)([])
-    assert batch.pop("numbers").shape == (0,)
-    assert (batch["labels"] == -100).all()
-    assert all(tensor.shape == (1, 1) and tensor.dtype == torch.long for tensor in batch.values())
 
 
 @pytest.mark.real_data

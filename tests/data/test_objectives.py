@@ -138,8 +138,10 @@ def test_the_collator_pads_all_columns() -> None:
     assert torch.equal(batch["next_sentence_label"], torch.zeros(2, dtype=torch.long))
     # A process without a batch gets a row of padding, which asks for nothing.
     empty = PairCollator(0, NextSentence.columns)([])
-    assert {name: values.tolist() for name, values in empty.items() if name != "attention_mask"} == {
+    assert all(tensor.dtype == torch.long for tensor in empty.values())
+    assert {name: values.tolist() for name, values in empty.items()} == {
         "input_ids": [[0]],
+        "attention_mask": [[1]],
         "labels": [[-100]],
         "numbers": [],
         "token_type_ids": [[0]],
