@@ -287,9 +287,3 @@ def test_ids_of_real_text_without_dropout_are_the_tokenizers(multi30k) -> None:
     assert tokenizer.batch_decode(made) == tokenizer.batch_decode(plain)
     # The paper's text grows by about a quarter.
     assert 1.1 < sum(map(len, made)) / sum(map(len, plain)) < 1.5
-
-
-@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "words", "characters", "bytes"])
-def test_a_vocabulary_without_merges_is_refused(kind) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer.bpe_dropout is 0.1, but the vocabulary has no merges"):
-        BpeDropout(train_tokenizer(TEXT, 280, kind), 0.1)

@@ -38,7 +38,7 @@ def on_disk(tmp_path):
     return save
 
 
-def test_encoding_ends_sentences_drops_empty_pairs_and_is_cached(tmp_path) -> None:
+def test_encoding_ends_sentences_and_drops_empty_pairs_and_its_cache_depends_on_all_settings(tmp_path) -> None:
     pairs = text([("a b", "c"), ("", "x"), ("y", "  "), ("d", "e f")])
     pairs.save_to_disk(tmp_path / "text")
     pairs = Dataset.load_from_disk(tmp_path / "text")
@@ -46,11 +46,18 @@ def test_encoding_ends_sentences_drops_empty_pairs_and_is_cached(tmp_path) -> No
     encoded = encode_pairs(pairs, tokenizer)
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded["source_ids"]] == ["a b", "d"]
     assert all(ids[-1] == 2 for side in ("source_ids", "target_ids") for ids in encoded[side])
-    assert encode_pairs(pairs, tokenizer).cache_files == encoded.cache_files != []
-    assert encode_pairs(pairs, train_tokenizer(["a b"], 264)).cache_files != encoded.cache_files
     assert encoded["number"][:] == [1, 4]
     expected = [[len(a), len(b)] for a, b in zip(encoded["source_ids"], encoded["target_ids"], strict=True)]
     np.testing.assert_array_equal(pair_lengths(encoded), expected)
+    assert encode_pairs(pairs, tokenizer).cache_files == encoded.cache_files
+    others = [
+        encode_pairs(pairs, train_tokenizer(["a b"], 264)),
+        encode_pairs(pairs, tokenizer, source_prefix="<2de>"),
+        encode_pairs(pairs, tokenizer, first_number=4),
+    ]
+    tokenizer.split_special_tokens = False
+    others.append(encode_pairs(pairs, tokenizer))
+    assert len({each.cache_files[0]["filename"] for each in (encoded, *others)}) == 5
 
 
 def test_ids_are_those_of_the_tokenizer_in_any_number_of_processes(tokenizer, on_disk) -> None:
@@ -121,19 +128,6 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch) -> None:
     monkeypatch.setattr(ArrowWriter, "finalize", full)
     with pytest.raises(OSError, match="ids cannot be written to the cache .*No space left"):
         encode_pairs(pairs, tokenizer)
-
-
-def test_the_cache_depends_on_tags_numbers_and_split_special_tokens(tmp_path) -> None:
-    text(numbers_in_words(9)).save_to_disk(tmp_path / "text")
-    pairs, tokenizer = (
-        Dataset.load_from_disk(tmp_path / "text"),
-        train_tokenizer(["a b c d e f"], 270, languages=["de"]),
-    )
-    settings = [{}, {"source_prefix": "<2de>"}, {"first_number": 4}]
-    files = [encode_pairs(pairs, tokenizer, **arguments).cache_files[0]["filename"] for arguments in settings]
-    tokenizer.split_special_tokens = False
-    files.append(encode_pairs(pairs, tokenizer).cache_files[0]["filename"])
-    assert len(set(files)) == 4
 
 
 def test_an_unpaired_surrogate_is_quoted() -> None:

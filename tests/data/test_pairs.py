@@ -15,36 +15,6 @@ from hf_vaswani.training.preparation import task_data
 from .texts import FRENCH, GERMAN, build_updates, epochs, named, own_text, prepared, two_directions
 
 
-def test_a_tag_is_in_front_of_every_source_sentence(tmp_path) -> None:
-    recipe = two_directions(tmp_path)
-    sources, tokenizer = prepared(recipe)
-    tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
-    assert tags == [len(tokenizer) - 2, len(tokenizer) - 1]
-    assert len(tokenizer) <= 280
-    updates = build_updates(recipe, sources, tokenizer)
-    for batches, position in updates.after(updates.start):
-        for batch in batches:
-            german = batch["numbers"] <= 50
-            assert (batch["input_ids"][:, 0] == german * tags[0] + ~german * tags[1]).all()
-            assert not sum((batch["input_ids"][:, 1:] == tag).sum() + (batch["labels"] == tag).sum() for tag in tags)
-        if position["update"] == len(updates.sampler.updates()):
-            break
-
-
-def test_a_given_vocabulary_gets_the_missing_tags(tmp_path) -> None:
-    recipe = two_directions(tmp_path)
-    sources = task_data(recipe).read()
-    recipe.data.target_tag = False
-    untagged = task_data(recipe).read()
-    plain = task_data(recipe).make_tokenizer(untagged)
-    assert "<2de>" not in plain.get_vocab()
-    plain.save_pretrained(tmp_path / "given")
-    recipe.tokenizer.path = str(tmp_path / "given")
-    tagged = task_data(recipe).make_tokenizer(sources)
-    assert len(tagged) == len(plain) + 2
-    assert tagged("<2fr> 7 9")["input_ids"] == [len(plain) + 1, *plain("7 9")["input_ids"]]
-
-
 def test_a_vocabulary_that_does_not_end_its_sentences_is_refused(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     sources = task_data(recipe).read()
@@ -92,13 +62,14 @@ def test_text_with_chance_in_it_is_encoded_anew_in_each_epoch(tmp_path) -> None:
     assert epochs(build_updates(recipe, sources, tokenizer))[0] == counts[0]
 
 
-def test_a_given_vocabulary_without_merges_cannot_skip_them(tmp_path) -> None:
+@pytest.mark.parametrize(("kind", "called"), [("unigram", "Unigram"), ("wordpiece", "WordPiece"), ("bytes", "bytes")])
+def test_a_given_vocabulary_without_merges_cannot_skip_them(tmp_path, kind, called) -> None:
     recipe = two_directions(tmp_path)
     sources = task_data(recipe).read()
-    recipe.tokenizer = TokenizerRecipe(kind="unigram", vocab_size=60)
-    task_data(recipe).make_tokenizer(sources).save_pretrained(tmp_path / "unigram")
-    recipe.tokenizer = TokenizerRecipe(path=str(tmp_path / "unigram"), bpe_dropout=0.1)
-    with pytest.raises(ValueError, match="bpe_dropout is 0.1, but the vocabulary has no merges.*kind is Unigram"):
+    recipe.tokenizer = TokenizerRecipe(kind=kind, vocab_size=300)
+    task_data(recipe).make_tokenizer(sources).save_pretrained(tmp_path / "given")
+    recipe.tokenizer = TokenizerRecipe(path=str(tmp_path / "given"), bpe_dropout=0.1)
+    with pytest.raises(ValueError, match=f"bpe_dropout is 0.1, but the vocabulary has no merges.*kind is {called}"):
         build_updates(recipe, sources, task_data(recipe).make_tokenizer(sources))
 
 
@@ -155,7 +126,7 @@ def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, m
     assert len(tokenizer) <= 300
     found = first_tokens(recipe, sources, tokenizer, 2 if tags else 1)
     assert {text.replace(" ", "") for text in found[False]} == {"<2fr><bt>" if tags else "<bt>"}
-    assert not any("<bt>" in text for text in found[True])
+    assert all(text.startswith("<2de>") == tags and "<bt>" not in text for text in found[True])
     (_, french), (test,) = task_data(recipe).encode_sets(sources, tokenizer).values()
     front = "<2fr> <bt>" if tags else "<bt>"
     assert french.source[0] == test.source[0] == f"{front} 7 9 1 9" and french.plain[0] == "7 9 1 9"
@@ -190,12 +161,17 @@ def test_the_fingerprint_has_the_prefixes(tmp_path, streaming) -> None:
     assert found[1] | {"prefixes": None} == found[2] | {"prefixes": None}
 
 
-def test_a_given_vocabulary_gets_the_prefix_unless_it_is_a_special_token(tmp_path) -> None:
-    recipe = prefixed(tmp_path, None, None)
-    task_data(recipe).make_tokenizer(task_data(recipe).read()).save_pretrained(tmp_path / "given")
+def test_a_given_vocabulary_gets_missing_tags_and_prefixes_unless_they_are_special_tokens(tmp_path) -> None:
+    recipe = prefixed(tmp_path, None, None, tags=False)
+    plain = prepared(recipe)[1]
+    assert "<2de>" not in plain.get_vocab()
+    plain.save_pretrained(tmp_path / "given")
     recipe.tokenizer.path, recipe.more_data[0].prefix = str(tmp_path / "given"), "<bt>"
+    recipe.data.target_tag = True
     tokenizer = prepared(recipe)[1]
-    assert tokenizer.convert_ids_to_tokens(len(tokenizer) - 1) == "<bt>"
+    new = range(len(plain), len(plain) + 3)
+    assert tokenizer.convert_ids_to_tokens(new) == ["<2de>", "<2fr>", "<bt>"] and len(tokenizer) == new.stop
+    assert tokenizer("<2fr> 7 9")["input_ids"] == [new[1], *plain("7 9")["input_ids"]]
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(tmp_path / "given")
     recipe.more_data[0].prefix = "<mask>"

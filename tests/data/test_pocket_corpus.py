@@ -9,10 +9,3 @@ def test_the_splits_have_their_sizes_and_share_no_sentence() -> None:
     for side in (0, 1):
         sentences = [pair[side] for pairs in corpus.values() for pair in pairs]
         assert len(set(sentences)) == len(sentences)
-
-
-def test_a_pair_has_its_links() -> None:
-    pair = read_pocket_corpus()["test"][0]
-    links = [link.split("-") for link in pair.links.split()]
-    assert {int(i) for i, _ in links} <= set(range(len(pair.english.split())))
-    assert {int(j) for _, j in links} == set(range(len(pair.german.split())))

@@ -64,12 +64,10 @@ def test_an_interrupted_copy_is_made_again(memory, monkeypatch) -> None:
     [
         ("memory://corpus/none.tsv", FileNotFoundError, r"There is no file 'memory://corpus/none\.tsv'"),
         (
-            "nowhere://corpus/a.tsv",
+            "nowhere://corpus/a.tsv?SECRET",
             ValueError,
-            "nowhere://corpus/a.tsv cannot be read: ValueError: Protocol not known",
+            r"^nowhere://corpus/a\.tsv cannot be read: ValueError: Protocol not known[^?]*$",
         ),
-        ("memory://me:SECRET@corpus/a.tsv", FileNotFoundError, r"There is no file 'memory://corpus/a\.tsv'"),
-        ("nowhere://corpus/a.tsv?SECRET", ValueError, r"^nowhere://corpus/a\.tsv cannot be read: [^?]*$"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_one_sentence(url, error, message) -> None:
@@ -257,26 +255,11 @@ def test_a_folder_is_no_text(memory) -> None:
 
 
 @pytest.mark.parametrize("done", [1, 69, 70, 71, 150, 299])
-def test_a_stream_of_parquet_goes_on_at_any_row(memory, tmp_path, done) -> None:
-    memory.pipe_file("/corpus/t.parquet", content_of("parquet", tmp_path))
-    first, again = (load_pairs("en", "de", train_files="memory://corpus/t.parquet", streaming=True) for _ in range(2))
+@pytest.mark.parametrize("kind", ["tsv.gz", "jsonl", "parquet"])
+def test_a_stream_goes_on_at_any_row(memory, tmp_path, kind, done) -> None:
+    memory.pipe_file(f"/corpus/t.{kind}", content_of(kind, tmp_path))
+    first, again = (load_pairs("en", "de", train_files=f"memory://corpus/t.{kind}", streaming=True) for _ in range(2))
     begun = iter(first["train"])
     assert [tuple(next(begun).values()) for _ in range(done)] == ROWS[:done]
     again["train"].load_state_dict(first["train"].state_dict())
     assert [tuple(row.values()) for row in again["train"]] == ROWS[done:]
-
-
-@pytest.mark.slow
-def test_a_stream_of_a_url_goes_on_where_it_was(memory, tmp_path) -> None:
-    """The weights of a training in two parts, on text at a URL, are those of one in one part, on the file."""
-    arguments = tiny_recipe(tmp_path, max_steps=4, save_every=2, average_last=1)
-    arguments += ["--data.streaming=true", "--data.stream_window=40"]
-    for side in ("en", "de"):
-        memory.put_file(str(tmp_path / f"text.{side}"), f"/corpus/text.{side}")
-    remotely = [argument.replace(str(tmp_path / "text."), "memory://corpus/text.") for argument in arguments]
-    assert main(["train", *arguments, "--run_dir", str(tmp_path / "local")]) == 0
-    for steps in (2, 4):
-        run = ["--run_dir", str(tmp_path / "remote"), f"--training.max_steps={steps}"]
-        assert main(["train", *remotely, *run]) == 0
-    files = [(tmp_path / name / "checkpoint-4" / "model.safetensors").read_bytes() for name in ("local", "remote")]
-    assert files[0] == files[1]

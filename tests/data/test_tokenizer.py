@@ -43,15 +43,6 @@ def tokenizer():
     return train_tokenizer(TEXT, 400)
 
 
-def test_a_sentence_ends_with_eos_and_padding_is_masked(tokenizer) -> None:
-    batch = tokenizer(["ein Hund", "Mann"], padding=True)
-    assert [ids[-1] if 0 not in ids else ids[ids.index(0) - 1] for ids in batch["input_ids"]] == [2, 2]
-    assert [sum(mask) for mask in batch["attention_mask"]] == [
-        len([i for i in ids if i]) for ids in batch["input_ids"]
-    ]
-    assert sorted(batch) == ["attention_mask", "input_ids"]
-
-
 def test_punctuation_is_split_from_words(tokenizer) -> None:
     pieces = [tokenizer.decode([i]) for i in tokenizer("Der Hund, der Mann.")["input_ids"][:-1]]
     assert all(not (any(c.isalpha() for c in piece) and any(c in ",.!'" for c in piece)) for piece in pieces)
@@ -144,16 +135,6 @@ def test_the_bytes_of_a_rare_letter_that_are_no_letter_are_decoded_as_nothing(tm
     loaded = load_tokenizer(str(tmp_path))
     ids = loaded("hi猫hi")["input_ids"]
     assert loaded.decode(ids) == "hi猫hi" and loaded.decode([*ids[:4], *ids[5:]]) == "hihi"
-
-
-def test_every_kind_is_saved_and_loaded_by_plain_auto_tokenizer(any_tokenizer, tmp_path) -> None:
-    _, tokenizer = any_tokenizer
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for sentence in (*TEXT[:3], *HARD, "xyz Ω."):
-        ids = tokenizer(sentence)["input_ids"]
-        assert loaded(sentence)["input_ids"] == ids
-        assert loaded.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_what_a_kind_cannot_spell_is_unk(any_tokenizer) -> None:
@@ -278,9 +259,11 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
     assert len(tokenizer) == len(plain) + 2
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for sentence in (*TEXT[:3], *HARD, "", "<2fr> a"):
+    for sentence in (*TEXT[:3], *HARD, "", "<2fr> a", "xyz Ω."):
         ids = plain(sentence)["input_ids"]
         assert loaded(sentence)["input_ids"] == ids
+        texts = [each.decode(ids, skip_special_tokens=True) for each in (loaded, plain)]
+        assert texts[0] == texts[1]
         for space in ("", " ", "  "):
             assert loaded(f"<2de>{space}{sentence}")["input_ids"] == [len(plain), *ids]
         assert loaded(f"<2pt-br> {sentence}")["input_ids"] == [len(plain) + 1, *ids]

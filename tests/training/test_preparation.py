@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
@@ -21,6 +20,7 @@ from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.training import preparation
 
 from ..conftest import dear, tiny_recipe, write_pairs
+from .runs import same_weights
 
 
 def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
@@ -41,10 +41,6 @@ def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
     return [*arguments, "--data.target_tag=true", f"--more_data=[{json.dumps(other)}]", *more]
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint / "model.safetensors")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [dear(False), True])
 def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, capsys) -> None:
@@ -56,8 +52,7 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     for steps in (8, 24):
         arguments = bilingual(tmp_path, *more, max_steps=steps, data_workers=steps // 24)
         assert main(["train", *arguments, "--run_dir", str(parted)]) == 0, capsys.readouterr()
-    ours, theirs = weights(parted / "checkpoint-24"), weights(whole / "checkpoint-24")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_weights(parted / "checkpoint-24", whole / "checkpoint-24")
     progress = json.loads((whole / "checkpoint-24" / "progress.json").read_text())
     assert progress["position"].keys() == ({"window", "update", "places"} if streaming else {"epoch", "update"})
     (validation, *_) = [json.loads(line) for line in (whole / "validations.jsonl").read_text().splitlines()]

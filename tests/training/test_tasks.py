@@ -26,7 +26,7 @@ from ..campaign.runs import train
 from ..campaign.verbs import Fault, on_the_hub
 from ..conftest import dear
 from ..hub_server import Access, HubServer
-from .runs import weights
+from .runs import assert_resumes_exactly, same_weights
 from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained
 
 TOKEN = "hf_the_writing_token"
@@ -107,9 +107,7 @@ def test_a_killed_run_ends_with_the_same_bits(name, runs, tmp_path) -> None:
     at = 1 + int.from_bytes(os.urandom(4)) % 260
     assert train(arguments, run, Fault("kill", run, at)).code == -signal.SIGKILL, at
     assert train(arguments, run).code == 0, at
-    before, again = weights(runs[name] / "checkpoint-6"), weights(run / "checkpoint-6")
-    assert before.keys() == again.keys()
-    assert all(torch.equal(again[key], before[key]) for key in before), at
+    assert same_weights(runs[name] / "checkpoint-6", run / "checkpoint-6"), at
     both = [json.loads((path / "test.json").read_text("utf-8"))["measures"] for path in (run, runs[name])]
     assert both[0] == both[1], at
 
@@ -119,20 +117,14 @@ def test_a_streamed_run_ends_the_same_after_a_stop(name, tmp_path) -> None:
     options = ["--data.streaming=true", "--data.stream_window=40", "--run_dir", str(tmp_path / "run")]
     arguments = [*recipe(tmp_path, name), *options]
     assert main(["train", *arguments]) == 0
-    before = weights(tmp_path / "run" / "checkpoint-6")
-    for gone in ("checkpoint-6", "model"):
-        shutil.rmtree(tmp_path / "run" / gone)
-    assert main(["train", *arguments]) == 0
-    again = weights(tmp_path / "run" / "checkpoint-6")
-    assert all(torch.equal(again[key], before[key]) for key in before)
+    assert_resumes_exactly(arguments, tmp_path / "run", last=6)
 
 
 def test_workers_change_nothing(runs, tmp_path) -> None:
     run = tmp_path / "run"
     arguments = [*recipe(tmp_path, "next_sentence", data_workers=2), "--run_dir", str(run)]
     assert main(["train", *arguments]) == 0
-    ours, theirs = weights(run / "checkpoint-6"), weights(runs["next_sentence"] / "checkpoint-6")
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert same_weights(run / "checkpoint-6", runs["next_sentence"] / "checkpoint-6")
 
 
 def test_the_models_work_in_their_pipelines(runs) -> None:
@@ -283,12 +275,3 @@ def test_a_label_that_the_training_text_lacks_is_found_before_anything_is_writte
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 2
     assert "has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"])
-def test_a_split_that_does_not_exist_is_one_sentence(tmp_path, capsys, task) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"task: {task}\ndata: {{dataset: pocket, train_split: foo}}\n")
-    assert main(["train", str(path), "--run_dir", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith("The built-in corpus has no split 'foo'; it has train, validation, test.")
