@@ -211,3 +211,14 @@ def write_recipe(folder: Path, text: str) -> str:
     path = folder / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def assert_refused(arguments: list[str], *words: str) -> None:
+    """Asserts that a recipe is refused in one line of a reasonable length, which has all these words."""
+    from hf_vaswani.recipe_file import load_recipe
+
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        load_recipe(arguments)
+    said = str(error.value)
+    assert all(word in said for word in words), said
+    assert "\n" not in said and len(said) < 500

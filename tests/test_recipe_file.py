@@ -16,7 +16,7 @@ from hf_vaswani.recipe import (
 )
 from hf_vaswani.recipe_file import load_recipe
 
-from .conftest import CONFIGS, ROOT, write_recipe
+from .conftest import CONFIGS, ROOT, assert_refused, write_recipe
 
 SOURCES = "more_data: [{target_language: fr, train_files: {en: a, fr: b}, weight: 2}]"
 SETS = "validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}"
@@ -193,15 +193,14 @@ def test_a_reversed_recipe_reads_the_same_text(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("task: causal_lm", "^--reverse needs task 'translation', but the task is 'causal_lm'.$"),
+        ("task: causal_lm", "--reverse needs task 'translation', but the task is 'causal_lm'."),
         ("hub: {repo_id: me/mine}", "hub.repo_id is 'me/mine', which is of the recipe's own direction"),
         ("initialize: {from: m}", "none, as in --initialize.from null"),
     ],
 )
 def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) -> None:
     path = write_recipe(tmp_path, more)
-    with pytest.raises(ValueError, match=message):
-        load_recipe([path, "--reverse"])
+    assert_refused([path, "--reverse"], message)
     named = ["--hub.repo_id", "null", "--initialize.from", "null", "--task", "translation"]
     assert load_recipe([path, "--reverse", *named]).hub.repo_id is None
 
@@ -224,10 +223,8 @@ def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) 
 def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tmp_path, key, value, message) -> None:
     section, _, name = key.partition(".")
     path = write_recipe(tmp_path, f"{section}: {{{name}: {value}}}\n" if name else f"{section}: {value}\n")
-    for arguments in ([path], ["--run_dir", "x", f"--{key}", value]):
-        with pytest.raises(ValueError) as error:
-            load_recipe(arguments)
-        assert message in str(error.value)
+    assert_refused([path], message)
+    assert_refused(["--run_dir", "x", f"--{key}", value], message)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +233,6 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
         ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
         ("training: {max_steps: three}\n", ["training.max_steps", "an integer", "'three'"]),
-        ("training: {schedule: linear}\n", ["training.schedule", "linear", "inverse_sqrt"]),
-        ("training: 5\n", ["'training'", "5"]),
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
         ("training: {compile: maybe}\n", ["training.compile must be true or false, but it is 'maybe'"]),
@@ -272,13 +267,15 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("#" * 2_000_000, ["2,000,000 bytes"]),
         ("seed: 1\0\n", ["mine.yaml", "YAML", "#x0000"]),
         ("training:\n\tmax_steps: 1\n", ["mine.yaml", "YAML", "line 2"]),
+        ("extends: [a]\n", ["must have the path of another recipe under 'extends', but it has ['a']"]),
+        ("extends: nowhere.yaml\n", ["nowhere.yaml' does not exist"]),
+        ("extends: mine.yaml\n", ["extends 'mine.yaml', which extends this recipe in turn"]),
+        ("extends: other.yaml\n", ["other.yaml' extends 'mine.yaml', which extends this recipe in turn"]),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
-    with pytest.raises(ValueError) as error:
-        load_recipe([write_recipe(tmp_path, text)])
-    assert all(word in str(error.value) for word in words), str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    (tmp_path / "other.yaml").write_text("extends: mine.yaml\n", "utf-8")
+    assert_refused([write_recipe(tmp_path, text)], *words)
 
 
 @pytest.mark.parametrize(
@@ -302,10 +299,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
     ],
 )
 def test_an_odd_value_on_the_command_line_is_named(tmp_path, arguments, words) -> None:
-    with pytest.raises(ValueError) as error:
-        load_recipe([write_recipe(tmp_path, "seed: 1\n"), *arguments])
-    assert all(word in str(error.value) for word in words), str(error.value)
-    assert len(str(error.value)) < 500
+    assert_refused([write_recipe(tmp_path, "seed: 1\n"), *arguments], *words)
 
 
 def test_a_recipe_extends_another_file(tmp_path) -> None:
@@ -318,22 +312,6 @@ def test_a_recipe_extends_another_file(tmp_path) -> None:
     assert (recipe.seed, recipe.model.d_model, recipe.model.d_ff, recipe.training.max_steps) == (7, 64, 16, 5)
     assert recipe.given == {"seed", "model.d_model", "model.d_ff", "training.max_steps"}
     assert recipe.run_dir == "runs/a" and "extends" not in recipe.as_yaml()
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("[a]", "must have the path of another recipe under 'extends', but it has ['a']"),
-        ("nowhere.yaml", "nowhere.yaml' does not exist"),
-        ("mine.yaml", "extends 'mine.yaml', which extends this recipe in turn"),
-        ("other.yaml", "other.yaml' extends 'mine.yaml', which extends this recipe in turn"),
-    ],
-)
-def test_what_a_recipe_cannot_extend(tmp_path, value, message) -> None:
-    (tmp_path / "other.yaml").write_text("extends: mine.yaml\n", "utf-8")
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
-        load_recipe([write_recipe(tmp_path, f"extends: {value}\n")])
-    assert message in str(error.value)
 
 
 def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:

@@ -12,7 +12,7 @@ from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
 from ..translation.alignment import Alignment, ended_by, translate_and_align
-from ..visualization.explorer import explore
+from ..visualization.explorer import explore, marked_parts
 from .batcher import EndCriteria, OverdueError
 
 # Unless its user wants it, a page says nothing to anybody. Read when gradio is imported.
@@ -143,7 +143,9 @@ def coloured(source: str, target: str, aligned: Sequence[Alignment]) -> tuple[Wo
             for side, spans in enumerate((alignment.source_spans, alignment.target_spans)):
                 marks[side].extend((*spans[word], number % len(COLOURS)) for word in {link[side] for link in group})
             number += 1
-    return _parts(source, marks[0]), _parts(target, marks[1])
+    parts = [marked_parts(text, sorted(side)) for text, side in zip((source, target), marks, strict=True)]
+    first, second = ([(part, None if i is None else str(i)) for part, i in side] for side in parts)
+    return first, second
 
 
 def _groups(links: Sequence[tuple[int, int]]) -> list[set[tuple[int, int]]]:
@@ -154,20 +156,6 @@ def _groups(links: Sequence[tuple[int, int]]) -> list[set[tuple[int, int]]]:
         groups = [group for group in groups if group not in joined]
         groups.append({link}.union(*joined))
     return sorted(groups, key=min)
-
-
-def _parts(text: str, marks: Sequence[tuple[int, int, int]]) -> Words:
-    """Splits a text into its marked parts and those between them."""
-    parts: Words = []
-    place = 0
-    for start, end, number in sorted(marks):
-        if place < start:
-            parts.append((text[place:start], None))
-        parts.append((text[start:end], str(number)))
-        place = end
-    if place < len(text):
-        parts.append((text[place:], None))
-    return parts
 
 
 def said(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -165,18 +165,22 @@ def _rounded(value: float | None, digits: int = 6) -> float | None:
 # ---- Words -------------------------------------------------------------------------------------------------------
 
 
-def _words(text: Text) -> list[list[Any]]:
-    """Returns the parts of a text: words, and what is between them."""
-    parts: list[list[Any]] = []
+def marked_parts(text: str, marks: Iterable[tuple[int, int, int]]) -> Iterator[tuple[str, int | None]]:
+    """Yields the parts of a text, given start, end and number of those that are marked, in their order."""
     place = 0
-    for number, word in enumerate(text.words()):
-        if place < word.start:
-            parts.append([text.text[place : word.start]])
-        parts.append([text.text[word.start : word.end], number])
-        place = word.end
-    if place < len(text.text):
-        parts.append([text.text[place:]])
-    return parts
+    for start, end, number in marks:
+        if place < start:
+            yield text[place:start], None
+        yield text[start:end], number
+        place = end
+    if place < len(text):
+        yield text[place:], None
+
+
+def _words(text: Text) -> list[list[Any]]:
+    """Returns the parts of a text: words with their numbers, and what is between them."""
+    marks = ((word.start, word.end, number) for number, word in enumerate(text.words()))
+    return [[part] if number is None else [part, number] for part, number in marked_parts(text.text, marks)]
 
 
 def _add_words(data: dict[str, Any], model: Any, attention: Attention, given: int) -> list[tuple[int, int]]:

@@ -1,7 +1,6 @@
 """Counts the attacks of every test, and prints the table of docs/reliability.md."""
 
 import platform
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from hf_vaswani.processes import processors
+from hf_vaswani.training.preparation import _cpu
 
 from .judge import SEED, Campaign
 
@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not rows:
         return
     terminalreporter.section("campaign")
-    lines = [f"Seed {SEED}, on {_processor()} ({processors()} cores):", ""]
+    lines = [f"Seed {SEED}, on {_cpu() or platform.machine()} ({processors()} cores):", ""]
     lines += ["| Part | Attacks | Broke the rule | Seconds |", "|---|---:|---:|---:|"]
     totals = {"attacks": 0, "broken": 0, "seconds": 0}
     for name, row in sorted(rows.items()):
@@ -64,10 +64,3 @@ def _title(nodeid: str) -> str:
     name, _, case = test.removeprefix("test_").partition("[")
     part = Path(file).stem.removeprefix("test_").replace("_", " ")
     return f"{part}: {name.replace('_', ' ')}" + (f", {case.removesuffix(']')}" if case else "")
-
-
-def _processor() -> str:
-    """Returns the name of the processor, if the machine reports it."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", info.read_text() if info.is_file() else "", re.MULTILINE)
-    return names[0] if names else platform.processor() or platform.machine()

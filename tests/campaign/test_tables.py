@@ -1,6 +1,5 @@
 """Tables whose translation is disturbed: by the death of processes of a Ray cluster, and by storage that fails."""
 
-import json
 import os
 import signal
 import subprocess
@@ -116,8 +115,7 @@ for name in ("isdir", "ls", "cat", "cat_file", "exists", "makedirs", "put_file",
 def test_storage_that_fails_leaves_whole_files(campaign: Campaign, teacher, translated, tmp_path, capsys) -> None:
     _, right = translated
     fsspec.register_implementation("faulty", Faulty, clobber=True)
-    source = tmp_path / "table.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:100]))
+    source = write_rows(tmp_path / "table.jsonl", ROWS[:100])
     Faulty.folder, Faulty.at, Faulty.accesses = str(tmp_path / "count"), 0, 0
     (tmp_path / "count").mkdir()
     assert main(command(teacher, source, "faulty://out")) == 0

@@ -22,13 +22,6 @@ from hf_vaswani.visualization.attention import (
 
 from ..networks import tiny_config, tiny_model
 
-WORDS = "ab abc bca cab".split()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer([" ".join(WORDS)], 20, kind="characters")
-
 
 def softmax_of_layer(attention: Any, queries: torch.Tensor, keys: torch.Tensor, causal: bool) -> torch.Tensor:
     """Equation 1, written anew."""

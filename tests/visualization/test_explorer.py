@@ -27,13 +27,6 @@ from hf_vaswani.visualization.explorer import NEIGHBOURS, explore, position_enco
 
 from ..networks import random_model, tiny_config, tiny_model
 
-WORDS = "ab abc bca cab ca bc"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer([WORDS], 20, kind="characters")
-
 
 def data_of(page: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(re.search(r'id="data">(.*?)</script>', page.html, re.DOTALL)[1])
@@ -160,7 +153,7 @@ def test_encoders_on_their_own(tokenizer) -> None:
 
 
 def test_masked_tokens_are_predicted() -> None:
-    tokenizer = train_tokenizer([WORDS], 20, kind="characters")
+    tokenizer = train_tokenizer(["ab abc"], 20, kind="characters")
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.split_special_tokens = False
     (table,) = data_of(explore(encoder(VaswaniForMaskedLM), tokenizer, "a<mask>c"))["predictions"]

@@ -1,22 +1,15 @@
 """Figures of attention."""
 
 import io
-from typing import Any
 
 import numpy
 import pytest
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.visualization.attention import collect_attention
 from hf_vaswani.visualization.figures import plot_attention
 
 from ..networks import tiny_model
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer(["ab $c$ cab"], 20, kind="characters")
 
 
 @pytest.fixture(scope="module")
