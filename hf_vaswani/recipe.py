@@ -34,8 +34,6 @@ FAMILIES = {PAIR_TASKS: "pairs of texts", TEXT_TASKS: "running text", LABEL_TASK
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
 # Tasks whose models have a head beside the three parts that can be frozen.
 HEAD_TASKS = ("masked_lm", *LABEL_TASKS)
-# Tasks that corrupt their text, from masks to any noise.
-NOISY_TASKS = ("masked_lm", "span_corruption", "denoise")
 Optimizer = Literal["adam", "muon"]
 # Optimizers of whole matrices: neither of their shards nor of adapters.
 MATRIX_OPTIMIZERS: tuple[Optimizer, ...] = ("muon",)
@@ -333,7 +331,7 @@ class ObjectiveRecipe:
     block_length: int = fixed(512, tasks=MEASURED_TASKS, at_least=8, at_most=1_000_000)
     """Most tokens of a block, special tokens included; a longer line makes several blocks. At most
     `training.tokens_per_batch`. `classification` and `tagging`: most tokens of a text, which is cut there."""
-    noise_rate: float | None = fixed(None, tasks=NOISY_TASKS, above=0, below=1)
+    noise_rate: float | None = fixed(None, tasks=("masked_lm", "span_corruption", "denoise"), above=0, below=1)
     """Share of the tokens that are masked or corrupted; `null` is that of the task's paper: 0.15 for `masked_lm` and
     `span_corruption`, and for `denoise` 0.3 with `infilling` and 0.5 with `fragment`."""
     whole_words: bool = fixed(False, tasks=("masked_lm",))
@@ -341,9 +339,9 @@ class ObjectiveRecipe:
     next_sentence: bool = fixed(False, tasks=("masked_lm",))
     """`masked_lm`: also predict whether the second half of a block continues the first (Devlin et al., 2018). In half
     of the blocks it does, in the others it is taken from another document."""
-    span_length: float = fixed(3.0, tasks=NOISY_TASKS[1:], at_least=1, at_most=1000)
+    span_length: float = fixed(3.0, tasks=("span_corruption", "denoise"), at_least=1, at_most=1000)
     """`span_corruption`, and `denoise` with `infilling`: mean length of the spans, in tokens."""
-    noise: list[Noise] = fixed(lambda: ["infilling"], tasks=NOISY_TASKS[2:])
+    noise: list[Noise] = fixed(lambda: ["infilling"], tasks=("denoise",))
     """`denoise`: `infilling` replaces each span by one mask and `permutation` reorders the lines of a block (BART,
     Lewis et al., 2019); `fragment` masks the tokens of one fragment (MASS, Song et al., 2019)."""
     stack: Literal["encoder", "decoder"] | None = fixed(None, tasks=("classification",))

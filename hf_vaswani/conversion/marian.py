@@ -19,6 +19,7 @@ from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
+from ..model.rules_vaswani import TRANSFORMERS_RULES
 from ..translation.loading import IDS, load_model
 from .formats import (
     MARIAN_EPS,
@@ -32,7 +33,7 @@ from .formats import (
     our_name,
     run_by_transformers,
 )
-from .settings import TRANSFORMERS_RULES, ignored_settings
+from .settings import ignored_settings
 from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, sentencepiece
 
 QUANTIZATIONS: tuple[str, ...] = ()

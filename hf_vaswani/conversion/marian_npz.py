@@ -19,9 +19,9 @@ from ..extras import extra
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.rules_vaswani import TRANSFORMERS_RULES
 from .formats import Converted, Foreign, check_supported, fill
 from .marian import MAX_LENGTH
-from .settings import TRANSFORMERS_RULES
 from .vocabulary import EOS, NEVER, PAD, UNK, Vocabulary, check_ids, read_spm, sentencepiece
 
 OPTIONS = "special:model.yml"

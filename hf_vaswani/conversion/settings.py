@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
-from ..model.rules_vaswani import SEARCH_SETTINGS
+from ..model.rules_vaswani import SEARCH_SETTINGS, TRANSFORMERS_RULES
 
 # The limit of `generate()` if nothing else limits a translation.
 DEFAULT_LENGTH = 20
@@ -39,7 +39,7 @@ SETTINGS = {
     "begin_suppress_tokens": Setting((None, [])),
     "bad_words_ids": Setting((None, []), ctranslate2="closely"),
     "suppress_tokens": Setting((None, []), ctranslate2="closely"),
-    "max_length_offset": Setting((None,), marian=False, ctranslate2="exactly"),
+    "max_length_offset": Setting((TRANSFORMERS_RULES["max_length_offset"],), marian=False, ctranslate2="exactly"),
     "max_time": Setting((None,)),
     "stop_strings": Setting((None, [])),
     "encoder_repetition_penalty": Setting((None, 1.0)),
@@ -54,14 +54,10 @@ SETTINGS = {
     "force_words_ids": Setting((None,)),
     "dola_layers": Setting((None,)),
     "token_healing": Setting((None, False)),
-    "length_penalty_type": Setting(("power",), marian=False, ctranslate2="closely"),
-    "finish_candidates": Setting(("top",), marian=False, ctranslate2="closely"),
+    "length_penalty_type": Setting((TRANSFORMERS_RULES["length_penalty_type"],), marian=False, ctranslate2="closely"),
+    "finish_candidates": Setting((TRANSFORMERS_RULES["finish_candidates"],), marian=False, ctranslate2="closely"),
     "early_stopping": Setting((True,), ctranslate2="closely"),
 }
-
-
-# The settings of this model alone, with the values under which its beam search is that of transformers.
-TRANSFORMERS_RULES = {name: each.off[0] for name, each in SETTINGS.items() if not each.marian}
 
 
 def unsupported_settings(generation_config: GenerationConfig, engine: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .modeling_vaswani import (
     check_shape,
     smoothed_cross_entropy,
 )
-from .rules_vaswani import search_call
+from .rules_vaswani import TRANSFORMERS_RULES, search_call
 
 # ---- Heads -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class CausalGenerationMixin(FastSearchMixin):
                     f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
                 )
             limit_length(config, most)
-        config.length_penalty_type, config.finish_candidates = "power", "top"
+        vars(config).update(TRANSFORMERS_RULES)
         texts = kwargs["inputs_tensor"]
         search_call().max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
         return config

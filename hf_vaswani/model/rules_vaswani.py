@@ -16,6 +16,7 @@ class SearchSetting(NamedTuple):
 
     Attributes:
         default: value where no call and no config has one, for settings that transformers does not have.
+        off: value of such a setting with which the search is that of transformers.
         by_type (`dict`): value with more than one beam where no call and no config has one, by `length_penalty_type`.
         choices (`tuple`): the values that it may have; or it is a number,
         at_least, at_most (`int`): in this range, and whole if it has no upper end.
@@ -23,6 +24,7 @@ class SearchSetting(NamedTuple):
     """
 
     default: Any = None
+    off: Any = None
     by_type: dict[str, Any] = {}
     choices: tuple[str, ...] = ()
     at_least: int | None = None
@@ -33,14 +35,18 @@ class SearchSetting(NamedTuple):
         """Returns the values that are allowed, in words, or `None` if this value is one of them."""
         if self.choices:
             is_allowed, words = value in self.choices, " or ".join(f'"{choice}"' for choice in self.choices)
-        elif value is None or (isinstance(value, float) and not math.isfinite(value)):
-            is_allowed, words = value is None, "a finite number"
+        elif isinstance(value, float) and not math.isfinite(value):
+            is_allowed, words = False, "a finite number"
+        elif value is None and self.off is None:
+            return None
         elif self.at_most is not None and self.at_least is not None:
-            is_allowed = isinstance(value, (int, float)) and self.at_least <= value <= self.at_most
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_allowed = is_number and self.at_least <= value <= self.at_most
             words = f"a number from {self.at_least} to {self.at_most}"
         else:
             is_allowed = self.at_least is None or (type(value) is int and value >= self.at_least)
-            words = f"{'' if self.default is None else 'None or '}a whole number of at least {self.at_least}"
+            or_none = "None or " if self.default is not None and self.off is None else ""
+            words = f"{or_none}a whole number of at least {self.at_least}"
         return None if is_allowed else words
 
 
@@ -51,7 +57,7 @@ SEARCH_SETTINGS = {
     "length_penalty": SearchSetting(by_type={"gnmt": 0.6, "power": 1.0}, at_least=-10, at_most=10, beams_only=True),
     # The divisor of the log-probability of a hypothesis, see `length_penalty`; "power" is transformers' own. L counts
     # the generated tokens, `</s>` included and the decoder's prompt not.
-    "length_penalty_type": SearchSetting("gnmt", choices=("gnmt", "power"), beams_only=True),
+    "length_penalty_type": SearchSetting("gnmt", "power", choices=("gnmt", "power"), beams_only=True),
     # "never", the rule of tensor2tensor: a sentence is done when no running hypothesis could still become one of the
     # `num_return_sequences` best, even if it kept its probability up to the maximum length. False, as in transformers,
     # compares with the `num_beams` best at the present length. True stops at `num_beams` finished hypotheses.
@@ -59,7 +65,7 @@ SEARCH_SETTINGS = {
     # Which of the 2 x `num_beams` best candidates of a step may finish (with n ends of a sentence, (1 + n) x
     # `num_beams`). "all" as in tensor2tensor: cut hypotheses are returned only behind the finished ones. "top", the
     # first `num_beams`, as in transformers, where a cut hypothesis is finished and competes.
-    "finish_candidates": SearchSetting("all", choices=("all", "top"), beams_only=True),
+    "finish_candidates": SearchSetting("all", "top", choices=("all", "top"), beams_only=True),
     "num_return_sequences": SearchSetting(at_least=1, beams_only=True),
     # The maximum length of each sentence, relative to its source, `</s>` included. A sentence that reaches it is cut:
     # no `</s>` is appended. `max_length` and `max_new_tokens` override it, and None disables it.
@@ -67,8 +73,9 @@ SEARCH_SETTINGS = {
     "max_length": SearchSetting(at_least=1),
     "max_new_tokens": SearchSetting(at_least=1),
 }
-# The settings of this model alone.
+# The settings of this model alone, and their values with which its search is that of transformers.
 DEFAULTS = {name: each.default for name, each in SEARCH_SETTINGS.items() if each.default is not None}
+TRANSFORMERS_RULES = {name: SEARCH_SETTINGS[name].off for name in DEFAULTS}
 
 # Score of a missing hypothesis, as in transformers. Every real log-probability is above a tenth of it.
 MISSING = -1e9

@@ -30,7 +30,7 @@ from ..files import MOVING_AVERAGE, check_weights, read_json
 from ..model import heads_vaswani as heads
 from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import find_non_finite
-from ..model.rules_vaswani import SEARCH_SETTINGS
+from ..model.rules_vaswani import SEARCH_SETTINGS, SearchSetting
 from ..model_names import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -67,15 +67,9 @@ FORMS = FORMS_OF_IDS | {
         r"\d{1,7}",
         "a whole number from 0 to 9,999,999",
     ),
-    "length_penalty": (r"-?(10(\.0)?|\d(\.\d+)?(e-\d+)?)", "a number from -10 to 10"),
     "repetition_penalty|temperature|top_p": (r"-?\d.*", "a number"),
     "do_sample|use_cache|output_(scores|logits|attentions|hidden_states)": ("true|false", "true or false"),
     "early_stopping": ('true|false|"never"', "true, false or 'never'"),
-    **{
-        name: ("|".join(f'"{choice}"' for choice in each.choices), " or ".join(map(repr, each.choices)))
-        for name, each in SEARCH_SETTINGS.items()
-        if each.choices
-    },
 }
 # Sizes in the config of any model of transformers: it has at least as many weights, or as many tensors as layers.
 SIZES, LAYERS = r"d_\w+|num_heads|\w+_(size|dim|heads)", r"\w+_layers"
@@ -333,7 +327,8 @@ def _expected(name: str, text: str) -> str | None:
     if '"' not in text and re.search(r"NaN|Infinity|\d{19}", text):
         return "finite"
     forms = (form for names, form in FORMS.items() if re.fullmatch(names, name))
-    return next((words for form, words in forms if not re.fullmatch(form, text)), None)
+    found = next((words for form, words in forms if not re.fullmatch(form, text)), None)
+    return found or SEARCH_SETTINGS.get(name, SearchSetting()).expected(json.loads(text))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.conversion.engines import EngineOptions, check_search
 from hf_vaswani.conversion.settings import (
     SETTINGS,
-    TRANSFORMERS_RULES,
     approximated_settings,
     fixed_limit,
     forbidden_sequences,
@@ -20,7 +19,7 @@ from hf_vaswani.conversion.settings import (
     start_token_id,
 )
 from hf_vaswani.model import search_vaswani
-from hf_vaswani.model.rules_vaswani import DEFAULTS, SEARCH_SETTINGS
+from hf_vaswani.model.rules_vaswani import DEFAULTS, SEARCH_SETTINGS, TRANSFORMERS_RULES
 from hf_vaswani.model.search_vaswani import TRANSFORMERS_ONLY
 
 from ..model.test_search import random_model, sentences

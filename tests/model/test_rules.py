@@ -1,11 +1,20 @@
 """The rules of beam search by hand; `test_generation.py` has whole searches by them."""
 
+import math
+
 import pytest
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 
-from hf_vaswani.model.rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, length_penalty
+from hf_vaswani.model.rules_vaswani import (
+    MISSING,
+    SEARCH_SETTINGS,
+    BeamSearchRules,
+    SearchSetting,
+    SourceLengthCriteria,
+    length_penalty,
+)
 
 EOS = 2
 
@@ -27,6 +36,24 @@ def test_length_penalty_by_hand() -> None:
     assert length_penalty(13, 0.0) == length_penalty(13, 0.0, "power") == 1
     assert length_penalty(4, 0.5, "power") == 2
     assert length_penalty(torch.tensor([1, 7, 13]), 2.0).tolist() == [1, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        (SearchSetting(3, at_least=1), None, None),
+        (SearchSetting(3, at_least=1), 0, "None or a whole number of at least 1"),
+        (SearchSetting(3, off=1, at_least=1), None, "a whole number of at least 1"),
+        (SearchSetting(at_least=1), None, None),
+        (SEARCH_SETTINGS["length_penalty"], True, "a number from -10 to 10"),
+        (SEARCH_SETTINGS["length_penalty"], 10.5, "a number from -10 to 10"),
+        (SEARCH_SETTINGS["finish_candidates"], None, '"all" or "top"'),
+        (SearchSetting(), math.inf, "a finite number"),
+    ],
+    ids=str,
+)
+def test_values_of_a_setting(setting, value, expected) -> None:
+    assert setting.expected(value) == expected
 
 
 def test_each_sentence_stops_at_its_own_length() -> None:
