@@ -6,6 +6,8 @@ from dataclasses import asdict, fields
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import torch
+import transformers
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig
@@ -25,7 +27,7 @@ from hf_vaswani.recipe import (
     resume_marks,
 )
 from hf_vaswani.recipe_file import load_recipe
-from hf_vaswani.training.tasks import search_of
+from hf_vaswani.training.tasks import config_of_task, model_class, search_of
 
 from .conftest import CONFIGS, ROOT
 
@@ -128,10 +130,6 @@ def test_every_preset_loads_and_builds_its_model(path) -> None:
 
 def built(recipe: Recipe) -> Any:
     """Returns the model of a recipe, without memory for its weights."""
-    import torch
-
-    from hf_vaswani.training.tasks import config_of_task, model_class
-
     settings = asdict(recipe.model) | config_of_task(recipe)
     with torch.device("meta"):
         return model_class(recipe)(VaswaniConfig(vocab_size=recipe.tokenizer.vocab_size, **settings))
@@ -139,23 +137,13 @@ def built(recipe: Recipe) -> Any:
 
 def test_the_family_has_the_sizes_of_the_papers() -> None:
     """Those of BERT and GPT are compared with transformers' in tests/model/test_heads.py."""
-    import torch
-    from transformers import (
-        BertConfig,
-        BertForPreTraining,
-        OpenAIGPTConfig,
-        OpenAIGPTLMHeadModel,
-        T5Config,
-        T5ForConditionalGeneration,
-    )
-
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     with torch.device("meta"):
         theirs = {
-            "bert_base": BertForPreTraining(BertConfig()),
-            "bert_large": BertForPreTraining(BertConfig(**sizes)),
-            "gpt": OpenAIGPTLMHeadModel(OpenAIGPTConfig()),
-            "t5_small": T5ForConditionalGeneration(T5Config()),
+            "bert_base": transformers.BertForPreTraining(transformers.BertConfig()),
+            "bert_large": transformers.BertForPreTraining(transformers.BertConfig(**sizes)),
+            "gpt": transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig()),
+            "t5_small": transformers.T5ForConditionalGeneration(transformers.T5Config()),
         }
     ours = {name: built(load_recipe([str(ROOT / "configs" / "family" / f"{name}.yaml")])) for name in theirs}
     counts = {name: (ours[name].num_parameters(), theirs[name].num_parameters()) for name in theirs}
@@ -168,13 +156,7 @@ def test_the_family_has_the_sizes_of_the_papers() -> None:
 
 
 def test_transformer_tiny_has_the_published_size() -> None:
-    import torch
-
-    from hf_vaswani import VaswaniForConditionalGeneration
-
-    recipe = load_recipe([str(ROOT / "configs" / "multi30k_en_de.yaml")])
-    with torch.device("meta"):
-        model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=9700, **asdict(recipe.model)))
+    model = built(load_recipe([str(ROOT / "configs" / "multi30k_en_de.yaml"), "--tokenizer.vocab_size=9700"]))
     # The published 2.57 M include biases in the attention: 4 * 128 in each of 12.
     assert model.num_parameters() + 12 * 4 * 128 == pytest.approx(2.57e6, rel=0.01)
 
