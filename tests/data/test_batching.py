@@ -95,13 +95,6 @@ def test_batches_are_not_sorted_by_length() -> None:
     assert 0.3 < steps_up < 0.7
 
 
-def test_a_position_resumes_within_an_epoch() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=3))
-    whole, counts = list(sampler), [len(share) for share in sampler.updates()]
-    sampler.set_position(0, 5)
-    assert list(sampler) == whole[sum(counts[:5]) :]
-
-
 def test_collator_equals_a_slow_one() -> None:
     """Compares every cell, for lists and arrays of any length."""
     random = np.random.default_rng(1)

@@ -1,7 +1,6 @@
 """Several sources in one run: their weights in an epoch, numbers, settings and evaluation sets."""
 
 import logging
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hf_vaswani.data.batching import BatchOrder
 from hf_vaswani.data.pairs import evaluation_texts
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags, longest_source
-from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+from hf_vaswani.recipe import AugmentRecipe, DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
 from hf_vaswani.training.preparation import batch_order, task_data
 from hf_vaswani.translation.lines import cut_lines
 
@@ -54,27 +53,6 @@ def test_each_source_has_its_sets(tmp_path) -> None:
     assert tokenizer(french.source)["input_ids"] == french.encoded["source_ids"][:]
 
 
-def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
-    recipe = two_directions(tmp_path, streaming=True, stream_window=20)
-    sources, tokenizer = prepared(recipe)
-    updates = build_updates(recipe, sources, tokenizer)
-    files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
-    assert len(files) == 2 and updates.fingerprint["streams"][0] == {"files": files}
-    numbers: list[int] = []
-    for batches, position in updates.after(updates.start):
-        for batch in batches:
-            numbers += batch["numbers"].tolist()
-            second = batch["numbers"] > 10**12
-            tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
-            assert (batch["input_ids"][:, 0] == ~second * tags[0] + second * tags[1]).all()
-        if position["update"] == 0 and position["places"][0]["passes"] == 1:
-            break
-    assert sorted(number for number in numbers if number < 10**12) == sorted(GERMAN)
-    french = Counter(number - 10**12 for number in numbers if number > 10**12)
-    # Mixed 50 to 50, so each occurs once or twice; two of the lines are empty.
-    assert french == Counter([*range(1, 31), *range(1, 21)]) - Counter({1: 2, 30: 2})
-
-
 def test_a_source_without_text_is_named(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     for path in recipe.more_data[0].train_files.values():
@@ -109,10 +87,14 @@ def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> 
     sampler = updates.sampler
     assert sampler.order == BatchOrder(200, seed=9, batches_per_update=4, num_processes=2, process_index=1)
     assert (updates.loader.num_workers, processes) == (2, [3, 3])
-    recipe.data.streaming = True
+    recipe.data.streaming, recipe.data.augment, recipe.tokenizer.bpe_dropout = True, AugmentRecipe(upper=0.5), 0.2
     stream = build_updates(recipe, task_data(recipe).read(), tokenizer, (), 2, 1)
+    augmenter = stream.encoder.augmenter
+    assert (augmenter.seed, augmenter.probabilities["upper"], augmenter.dropout.p) == (9, 0.5, 0.2)
     assert (stream.size, stream.num_workers) == (7, 2)
     assert stream.order == sampler.order
+    files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
+    assert len(files) == 2 and stream.fingerprint["streams"][0] == {"files": files}
 
 
 def test_a_truncated_stream_names_its_file(tmp_path) -> None:

@@ -13,13 +13,11 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, pipeline
 
-from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.task_data import EvaluationSet
 from hf_vaswani.hub.card import card_files, render_card
-from hf_vaswani.recipe import ObjectiveRecipe, Recipe
 from hf_vaswani.run_folder import read_result
-from hf_vaswani.training.tasks import model_class, perplexities
+from hf_vaswani.training.tasks import perplexities
 
 from .. import children
 from ..campaign.runs import train
@@ -259,13 +257,6 @@ def test_perplexities_count_words_and_bytes() -> None:
     }
     assert perplexities("masked_lm", 12.0, 6.0, [text]) == {"perplexity": math.exp(2)}
     assert perplexities("causal_lm", 1e9, 6.0, [text])["perplexity"] == math.inf
-
-
-def test_each_task_has_its_class() -> None:
-    for name, (task, _) in TASKS.items():
-        settings = ObjectiveRecipe(next_sentence=name == "next_sentence")
-        assert model_class(Recipe(task=task, objective=settings)) is CLASSES[name][0]
-    assert model_class(Recipe()) is VaswaniForConditionalGeneration
 
 
 def test_a_label_that_the_training_text_lacks_is_found_before_anything_is_written(tmp_path, capsys) -> None:
