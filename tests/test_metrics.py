@@ -41,11 +41,10 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def sacrebleu_command(hypotheses: Path, references: list[Path], *options: str) -> object:
+def sacrebleu_command(hypotheses: Path, references: list[Path], *options: str) -> str:
     program = "import sys; from sacrebleu.sacrebleu import main; sys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, references), "-i", str(hypotheses), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.process
@@ -62,7 +61,7 @@ def test_scores_and_signatures_are_those_of_the_sacrebleu_command(tmp_path, more
     streams = [REFERENCES, *more]
     files = [write(tmp_path / f"references{i}", lines) for i, lines in enumerate(streams)]
     width = ["-m", "bleu", "chrf", "ter", "-w", "14", "-f", "json"]
-    theirs = sacrebleu_command(write(tmp_path / "hypotheses", HYPOTHESES), files, *width, *options)
+    theirs = json.loads(sacrebleu_command(write(tmp_path / "hypotheses", HYPOTHESES), files, *width, *options))
     references = list(zip(*streams, strict=True)) if more else REFERENCES
     ours = score(HYPOTHESES, references, **settings)
     for key, result in zip(("bleu", "chrf", "ter"), theirs, strict=True):
@@ -73,13 +72,11 @@ def test_scores_and_signatures_are_those_of_the_sacrebleu_command(tmp_path, more
 
 @pytest.mark.process
 def test_sentences_are_scored_as_the_sacrebleu_command_scores_them(tmp_path) -> None:
-    program = "import sys; from sacrebleu.sacrebleu import main; sys.exit(main())"
     references, hypotheses = write(tmp_path / "references", REFERENCES), write(tmp_path / "hypotheses", HYPOTHESES)
     ours = sentence_scores(HYPOTHESES, REFERENCES)
     for metric in ("bleu", "chrf", "ter"):
-        command = [sys.executable, "-c", program, references, "-i", hypotheses, "-m", metric, "-sl", "-b", "-w", "12"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert [round(row[metric], 12) for row in ours] == [float(line) for line in done.stdout.split()]
+        theirs = sacrebleu_command(hypotheses, [references], "-m", metric, "-sl", "-b", "-w", "12")
+        assert [round(row[metric], 12) for row in ours] == [float(line) for line in theirs.split()]
 
 
 def test_the_same_texts_are_scored_once(monkeypatch) -> None:
@@ -176,7 +173,8 @@ def test_p_values_are_those_of_the_sacrebleu_command(tmp_path) -> None:
     )
     options = [str(write(tmp_path / "two", two)), "--paired-bs", "--paired-bs-n", "100", "-m", "bleu", "-f", "json"]
     theirs = sacrebleu_command(write(tmp_path / "one", one), [write(tmp_path / "references", references)], *options)
-    assert paired_bootstrap(one, two, references, samples=100)[0] == theirs[1]["BLEU"]["p_value"]
+    p_value = json.loads(theirs)[1]["BLEU"]["p_value"]
+    assert paired_bootstrap(one, two, references, samples=100)[0] == p_value
 
 
 def test_the_evaluator_of_evaluate_takes_a_model_but_no_pipeline(tiny_run) -> None:

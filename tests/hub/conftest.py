@@ -89,6 +89,12 @@ def push(command: Callable[..., tuple[int, str]], request: pytest.FixtureRequest
     return call
 
 
+def assert_fails(done: tuple[int, str], *words: str) -> None:
+    """Asserts that a command fails with one line, which contains all words."""
+    code, said = done
+    assert code == 2 and all(each in said for each in words) and said.count("\n") == 1, said
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
