@@ -493,14 +493,21 @@ def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch, option)
         translator(saved(tmp_path / "model"), **dict([option]))
 
 
-def test_models_of_other_classes_are_refused(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"engine": "ctranslate2"}, "a MarianMTModel, which hf-vaswani convert turns into a Vaswani model"),
+        ({"markup": "html"}, "Alignments need a Vaswani model that translates, but this is a MarianMTModel"),
+    ],
+)
+def test_models_of_other_classes_are_refused(tmp_path, option, words) -> None:
     tokenizer = load_translator(saved(tmp_path / "model"))[1]
     sides = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     marian = MarianMTModel(
         MarianConfig(vocab_size=len(tokenizer), d_model=8, pad_token_id=0, decoder_start_token_id=0, **sides)
     )
-    with pytest.raises(ValueError, match="a MarianMTModel, which hf-vaswani convert turns into a Vaswani model"):
-        pipeline("translation", model=marian, tokenizer=tokenizer, engine="ctranslate2")
+    with pytest.raises(ValueError, match=words):
+        pipeline("translation", model=marian, tokenizer=tokenizer, **option)("one")
 
 
 # ---- The command line
@@ -533,17 +540,15 @@ def test_threads_share_a_batch_where_a_sentence_is_faster(tmp_path, monkeypatch,
         Ctranslate2Translator, "seconds_of_a_sentence", lambda self: 1.0 if self.threads == 4 else shared
     )
     caplog.set_level(logging.INFO)
-    found = pipeline("translation", model=str(folder), engine="ctranslate2")
+    found = translator(folder, engine="ctranslate2")
     assert found.engine.translator.threads == found.engine.translator.translator.num_translators == batches
     assert ("that share each batch" in caplog.text) == (batches == 1)
     # It is measured once.
     monkeypatch.setattr(Ctranslate2Translator, "seconds_of_a_sentence", None)
-    found = pipeline("translation", model=str(folder), engine="ctranslate2")
+    found = translator(folder, engine="ctranslate2")
     assert found.engine.translator.threads == batches
     sentences = random_sentences()
-    expected = pipeline("translation", model=str(folder))(sentences, batch_size=16)
-    texts = [each["translation_text"] for each in found(sentences, batch_size=16)]
-    assert texts == [each["translation_text"] for each in expected]
+    assert found(sentences, batch_size=16) == translator(folder)(sentences, batch_size=16)
 
 
 @pytest.mark.parametrize("options", [["--int8"], ["--engine", "ctranslate2"]])

@@ -27,10 +27,12 @@ SHAPES = [
     {"activation_function": "gelu", "d_model": 20, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
     {"activation_function": "swish", "share_encoder_decoder_embeddings": False},
     {"activation_function": "relu", "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    {"separate": True},
+    {"separate": True, "tie_word_embeddings": False},
 ]
 
 
-@pytest.mark.parametrize("fields", [*SHAPES[:2], dear(SHAPES[2]), dear(SHAPES[3]), SHAPES[4]])
+@pytest.mark.parametrize("fields", [*SHAPES[:2], dear(SHAPES[2]), dear(SHAPES[3]), *SHAPES[4:]])
 def test_logits_and_translations_are_those_of_marian(fields, spms, tmp_path) -> None:
     marian_folder(tmp_path, spms, **fields)
     converted = load(tmp_path)

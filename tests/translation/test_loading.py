@@ -194,13 +194,6 @@ def test_weights_are_read_once_to_check_them(folder, tiny_run, monkeypatch) -> N
         load_translator(folder)
 
 
-def test_the_libraries_are_quiet_while_a_model_is_loaded_and_then_as_before() -> None:
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with quiet():
-        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
 def test_the_last_of_several_threads_restores_what_the_first_one_found() -> None:
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     first, second = quiet(), quiet()
