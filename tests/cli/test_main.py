@@ -304,7 +304,7 @@ def folder_of_texts(tmp_path, monkeypatch) -> Path:
 def test_what_is_wrong_is_one_sentence_and_nothing_is_written(
     tiny_run, teacher, folder_of_texts, monkeypatch, capsys, command, more, words
 ) -> None:
-    before = {path: path.read_bytes() for path in folder_of_texts.iterdir() if path.is_file()}
+    before = {path: path.is_file() and path.read_bytes() for path in folder_of_texts.iterdir()}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
     verb, *others = command.split(" ")
     arguments = [*others, *more.split(" ")] if more else others
@@ -317,7 +317,7 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(
     said = capsys.readouterr()
     # Reading text may show a bar.
     assert words in said.err.splitlines()[-1] and said.err.count("hf-vaswani: ") == 1 and not said.out
-    assert {path: path.read_bytes() for path in folder_of_texts.iterdir() if path.is_file()} == before
+    assert {path: path.is_file() and path.read_bytes() for path in folder_of_texts.iterdir()} == before
 
 
 def test_an_error_has_no_secret_of_a_url(capsys) -> None:
@@ -389,11 +389,14 @@ def test_a_variable_shows_the_traceback_of_any_error(monkeypatch, capsys, error)
 
 
 @pytest.mark.process
-def test_a_closed_pipe_ends_a_verb_quietly(tiny_run, texts) -> None:
+def test_a_closed_pipe_ends_a_verb_quietly_and_a_full_disk_is_reported_once(tiny_run, texts) -> None:
     command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
-    script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0 and "rror" not in done.stderr, done.stderr
+    closed, full = (
+        subprocess.run(["bash", "-c", f"{command} {output}"], capture_output=True, text=True, cwd=ROOT)
+        for output in ("| true; exit ${PIPESTATUS[0]}", "> /dev/full")
+    )
+    assert closed.returncode == 0 and "rror" not in closed.stderr, closed.stderr
+    assert (full.returncode, full.stderr.count("\n")) == (2, 1) and "Standard output cannot be written" in full.stderr
 
 
 ENTRY_POINTS = {
@@ -483,10 +486,3 @@ def test_full_or_closed_standard_streams_are_named(tiny_run, texts, monkeypatch,
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["translate", *arguments[2:]]) == 2 and "Standard input is closed" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_full_standard_output_is_reported_once(tiny_run, texts) -> None:
-    command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
-    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "Standard output cannot be written" in done.stderr
