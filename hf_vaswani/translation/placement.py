@@ -624,7 +624,7 @@ def translate_markup(
             else [part] * count
             for part in parts
         ]
-        written.append(["".join(rank) for rank in zip(*ranks, strict=True)] or [""] * count)
+        written.append(["".join(rank) for rank in zip(*ranks, strict=True)])
     return written
 
 
