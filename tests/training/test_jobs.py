@@ -15,7 +15,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_recipe
 
-from ..campaign.runs import difference, result, traces
+from ..campaign.runs import difference, outcome
 from ..children import free_port, wait_for
 from ..conftest import CONFIGS, ROOT, tiny_recipe, write_recipe
 
@@ -100,8 +100,8 @@ def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, 
     assert f"resumes from {checkpoint.name}" in err and not requests.exists()
     whole = tmp_path / "whole"
     assert main(["train", *arguments, "--seed", "7", "--run_dir", str(whole)]) == 0
-    right = result(whole) | traces(whole)
-    assert difference(right, result(run) | traces(run)) is None
+    right = outcome(whole)
+    assert difference(right, outcome(run)) is None
 
 
 @pytest.mark.process
