@@ -96,6 +96,12 @@ def test_tags_may_enclose_several_sentences(translator) -> None:
 def test_placeholders_alone(translator) -> None:
     found = text_of(translator("du <b> {n} %s", markup="placeholders"))
     assert found.count("{n}") == found.count("%s") == 1 and "&" not in found
+    # Tags are text: the model translates them.
+    assert (
+        text_of(translator("<p>{n}</p>", markup="html"))
+        == "<p>{n}</p>"
+        != text_of(translator("<p>{n}</p>", markup="placeholders"))
+    )
 
 
 def test_languages_of_a_multilingual_model(folder, tmp_path) -> None:
