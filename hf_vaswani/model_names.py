@@ -46,11 +46,12 @@ def resolve_model(name: str | Path, key: str = "The model") -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(repository, revision=revision, ignore_patterns=IGNORED))
         return folder
-    except (OSError, ValueError) as error:
+    # The client raises its own errors, and those of its HTTP library, which are no OSError.
+    except Exception as error:
         said = " ".join(str(error).split())[:MAX_MESSAGE_CHARS]
-        raise ValueError(
-            f"{key} is {name!r}, which is neither a local folder nor a model on the Hub: {said}"
-        ) from error
+        is_absent = isinstance(error, (OSError, ValueError))
+        what = "is neither a local folder nor a model on the Hub" if is_absent else "cannot be downloaded"
+        raise ValueError(f"{key} is {name!r}, which {what}: {said}") from error
 
 
 def is_on_hub(name: str, key: str = "The model") -> bool:

@@ -776,6 +776,16 @@ def test_a_revision_that_is_not_there_or_has_no_use_is_named(
     assert_fails(command("translate", "--model", name, *options, str(tmp_path / "a.en")), words)
 
 
+def test_a_download_that_is_cut_is_one_sentence(hub, pinned, command, tmp_path) -> None:
+    (tmp_path / "a.en").write_text("one two\n")
+    hub.fault("HEAD", "/config.json", cut=0, times=None)
+    name = f"alice/m@{pinned}"
+    assert_fails(
+        command("translate", "--model", name, str(tmp_path / "a.en")),
+        f"--model is {name!r}, which cannot be downloaded: Server disconnected",
+    )
+
+
 def test_a_tokenizer_has_a_revision(on_loopback, pinned, tiny_run) -> None:
     vocabulary = load_tokenizer(str(tiny_run / "model")).get_vocab()
     assert load_tokenizer(f"alice/m@{pinned}").get_vocab() == vocabulary
