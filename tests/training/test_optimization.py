@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from hf_vaswani.recipe import Optimizer, TrainingRecipe
+from hf_vaswani.recipe import Optimizer, TrainingRecipe, resume_marks
 from hf_vaswani.training.optimization import OPTIMIZERS, build_optimizer, build_schedule, noam
 
 
@@ -16,6 +16,12 @@ def test_noam_of_the_paper() -> None:
     assert noam(4000, 512, 4000) == pytest.approx(0.0441942 * 0.0158114, rel=1e-5)
     assert noam(16000, 512, 4000) == pytest.approx(noam(4000, 512, 4000) / 2)
     assert noam(100, 512, 4000, factor=2.0) == pytest.approx(2 * noam(100, 512, 4000))
+
+
+def test_what_a_checkpoint_restores_is_fixed_when_a_run_resumes() -> None:
+    """The recipe's value would be read, and then replaced by that of the saved optimizer."""
+    keys = {"peak_learning_rate", *(key for _, keys in OPTIMIZERS.values() for key in keys)}
+    assert {resume_marks()[f"training.{key}"] for key in keys} == {"fixed"}
 
 
 def adam(*parameters: torch.nn.Parameter, **keywords: float) -> torch.optim.Optimizer:
