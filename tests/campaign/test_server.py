@@ -188,8 +188,9 @@ def damaged_bytes(port: int, campaign: Campaign) -> tuple[str, str | None]:
             break
     wrong = None
     with connect(port) as connection:
-        # It may close the connection in the middle of them, or see their end.
-        with suppress(ConnectionError):
+        # The server may close the connection in the middle of them, after which it cannot be shut down (ENOTCONN, which
+        # is no `ConnectionError`), or see their end.
+        with suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError, http.client.HTTPException):
