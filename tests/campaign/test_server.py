@@ -188,8 +188,8 @@ def damaged_bytes(port: int, campaign: Campaign) -> tuple[str, str | None]:
             break
     wrong = None
     with connect(port) as connection:
-        # The server may close the connection in the middle of them, after which it cannot be shut down (ENOTCONN, which
-        # is no `ConnectionError`), or see their end.
+        # It may see their end, or close the connection in the middle of them, which then cannot be shut down: ENOTCONN
+        # is no `ConnectionError`.
         with suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
