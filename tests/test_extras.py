@@ -87,6 +87,7 @@ def test_without_any_it_translates(environment) -> None:
         (["train", "recipe.yaml"], "train"),
         (["push", "run", "--repo-id", "alice/m"], "train"),
         (["evaluate", "--model", "run/model", "--data", "test.en", "test.de"], "train"),
+        (["check", "test.en", "test.de"], "clean"),
         (["convert", "run/model", "out", "--to", "ctranslate2"], "convert"),
         (["convert", "run/model", "out", "--to", "onnx"], "convert"),
     ):

@@ -97,6 +97,7 @@ def _check(options: argparse.Namespace) -> None:
     options = _parser().parse_args(arguments)
     _check_outputs(options)
     draw = _plotter() if options.plot else None
+    _hide_progress_of_datasets()
     recipe = _recipe(options, keys)
     if recipe.more_data and (options.output or options.rejected):
         raise ValueError(
@@ -106,7 +107,6 @@ def _check(options: argparse.Namespace) -> None:
     from ..data.pairs import held_out_text
     from ..training.preparation import task_data
 
-    _hide_progress_of_datasets()
     data = task_data(recipe)
     sources, sets = data.read(), data.read_sets()
     held_out = held_out_text([*sources, *sets])
@@ -134,9 +134,9 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _hide_progress_of_datasets() -> None:
-    # Imported after the module that names the missing extra.
-    from datasets import disable_progress_bars
-
+    # Imported before modules that name the extra of trainings, which is larger.
+    with extra("clean"):
+        from datasets import disable_progress_bars
     disable_progress_bars()
 
 

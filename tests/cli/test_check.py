@@ -171,13 +171,20 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
     assert "duplicate " in said and "languages " not in said and "language " not in said
 
 
-def test_the_packages_of_its_own_extra_are_enough(text) -> None:
+@pytest.mark.parametrize(
+    ("missing", "code", "words"),
+    [
+        (("accelerate", "evaluate", "peft", "matplotlib"), 0, "duplicate"),
+        (("accelerate", "datasets"), 2, "needs datasets: pip install 'hf_vaswani[clean]'"),
+    ],
+)
+def test_its_own_extra_is_enough_and_is_what_it_names(text, missing, code, words) -> None:
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(('accelerate', 'evaluate', 'peft', 'matplotlib'))); "
-        "from hf_vaswani.cli import main; main(['check', *sys.argv[1:]])"
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r})); "
+        "from hf_vaswani.cli import main; sys.exit(main(['check', *sys.argv[1:]]))"
     )
     done = subprocess.run([sys.executable, "-c", program, *text], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "duplicate" in done.stdout, done.stderr[-2000:]
+    assert done.returncode == code and words in done.stdout + done.stderr, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("damage", ["shorter", "latin-1"])
