@@ -106,7 +106,7 @@ def special_ids(generation_config: GenerationConfig) -> tuple[list[int], int | N
     ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
     if isinstance(ends, torch.Tensor):
         ends = ends.flatten().tolist()
-    ids = [] if ends is None else [ends] if isinstance(ends, int) else [*ends]
+    ids = [] if ends is None else [*ends] if isinstance(ends, (list, tuple)) else [int(ends)]
     if pad is None and ids:
         pad = ids[0]
     return ids, None if pad is None else int(pad)

@@ -310,7 +310,7 @@ def _check_settings(folder: Path) -> dict[str, Any]:
     for path, settings in zip(paths, (config, generation), strict=True):
         for key, value in settings.items():
             text = json.dumps(value)
-            expected = None if value is None else _expected(key, text)
+            expected = None if value is None else _expected(key, value, text)
             if expected:
                 raise ValueError(f"{path} has {key} {_shown(value)}, but it must be {expected}.")
             for id_ in re.findall(r"\d+", text) if any(re.fullmatch(keys, key) for keys in FORMS_OF_IDS) else ():
@@ -321,14 +321,14 @@ def _check_settings(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _expected(name: str, text: str) -> str | None:
+def _expected(name: str, value: Any, text: str) -> str | None:
     """Returns what a setting must be, in words, or `None` if it is that; `text` is its value in JSON."""
     # Whole numbers that torch cannot represent are no better.
     if '"' not in text and re.search(r"NaN|Infinity|\d{19}", text):
         return "finite"
     forms = (form for names, form in FORMS.items() if re.fullmatch(names, name))
     found = next((words for form, words in forms if not re.fullmatch(form, text)), None)
-    return found or SEARCH_SETTINGS.get(name, SearchSetting()).expected(json.loads(text))
+    return found or SEARCH_SETTINGS.get(name, SearchSetting()).expected(value)
 
 
 def _read(path: Path) -> dict[str, Any]:
