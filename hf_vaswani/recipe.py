@@ -224,8 +224,12 @@ class TokenizerRecipe:
     vocab_size: int = fixed(37000, at_least=1, at_most=1_000_000)
     """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens, the tags of
     `data.target_tag` and prefixes such as `<bt>` count. `bytes` always has 260 entries, plus the tags and prefixes."""
+    split_digits: bool = fixed(False)
+    """Make each digit an entry of its own, so that numbers are spelled digit by digit, and a model copies those it has
+    never seen. `bytes` and `characters` do so anyway."""
     path: str | None = place(None)
-    """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
+    """Folder or Hub id of a tokenizer to use instead of training one. `kind`, `vocab_size` and `split_digits` then
+    have no effect."""
     bpe_dropout: float = fixed(0.0, tasks=PAIR_TASKS, at_least=0, below=1)
     """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded,
     anew in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""

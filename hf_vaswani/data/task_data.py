@@ -33,6 +33,7 @@ class VocabularySettings:
 
     Attributes:
         kind (`str`), size (`int`): kind and maximum number of the entries, see [`train_tokenizer`].
+        split_digits (`bool`): whether each digit is an entry of its own.
         path (`str`, *optional*): folder or Hub id of a tokenizer to use instead of training one.
         max_length (`int`): the limit at which `translate` splits a line and `truncation=True` truncates; training has
             limits of its own.
@@ -40,6 +41,7 @@ class VocabularySettings:
 
     kind: Any = "bpe"
     size: int = 37_000
+    split_digits: bool = False
     path: str | None = None
     max_length: int = 1024
 
@@ -268,7 +270,9 @@ class TaskData(ABC):
                 for sentence in self.sentences(source, batch)
             )
             size = max(1, settings.size - len(self.extra_tokens()))
-            tokenizer = train_tokenizer(sentences, size, settings.kind, prefixes=tags)
+            tokenizer = train_tokenizer(
+                sentences, size, settings.kind, prefixes=tags, split_digits=settings.split_digits
+            )
         self.set_up_tokenizer(tokenizer)
         tokenizer.model_max_length = settings.max_length
         return tokenizer

@@ -74,6 +74,7 @@ def train_tokenizer(
     kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe",
     languages: Sequence[str] = (),
     prefixes: Sequence[str] = (),
+    split_digits: bool = False,
 ) -> PreTrainedTokenizerFast:
     """
     Learns a joint vocabulary and wraps it as a fast tokenizer.
@@ -97,6 +98,8 @@ def train_tokenizer(
             they follow the 260.
         prefixes (`Sequence[str]`): prefixes of source sentences that get an entry each, such as `"<bt>"`, after the
             tags.
+        split_digits (`bool`): make each digit an entry of its own, so that numbers are spelled digit by digit. The
+            space in front of a number is an entry, too.
 
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
@@ -109,24 +112,32 @@ def train_tokenizer(
     """
     tags = [*map(language_tag, languages), *prefixes]
     tokenizer, trainer = KINDS[kind](max(1, vocab_size - len(tags)))
+    if split_digits:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
     if trainer is not None:
         too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
-        try:
-            tokenizer.train_from_iterator(sentences, trainer)
-        except UnicodeEncodeError as error:
-            context = error.object[max(0, error.start - 20) : error.start + 20]
-            raise ValueError(f"A sentence has an unpaired UTF-16 surrogate: {context!r}.") from error
-        except Exception as error:
-            # The unigram trainer has no error class of its own.
-            if "not large enough" in str(error):
-                raise ValueError(f"{too_small}, which has more characters.") from error
-            raise
+        _learn(tokenizer, trainer, sentences, too_small)
         least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1) + len(tags)
         if vocab_size < least:
             raise ValueError(f"{too_small}, which needs at least {least} entries.")
     if kind == "unigram":
         _make_deterministic(tokenizer)
     return _wrapped(tokenizer, tags)
+
+
+def _learn(tokenizer: Tokenizer, trainer: trainers.Trainer, sentences: Iterable[str], too_small: str) -> None:
+    """Learns the entries of a tokenizer; `too_small` begins the error of a vocabulary without room for characters."""
+    try:
+        tokenizer.train_from_iterator(sentences, trainer)
+    except UnicodeEncodeError as error:
+        context = error.object[max(0, error.start - 20) : error.start + 20]
+        raise ValueError(f"A sentence has an unpaired UTF-16 surrogate: {context!r}.") from error
+    except Exception as error:
+        # The unigram trainer has no error class of its own.
+        if "not large enough" in str(error):
+            raise ValueError(f"{too_small}, which has more characters.") from error
+        raise
 
 
 def _wrapped(tokenizer: Tokenizer, tags: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -171,6 +182,12 @@ def has_tag(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
     """Returns whether a vocabulary has an entry for a tag, and finds it in text."""
     id_ = tokenizer.get_vocab().get(tag)
     return id_ is not None and id_ in tokenizer(tag)["input_ids"]
+
+
+def splits_digits(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Returns whether each digit is an entry of its own because a tokenizer was trained with `split_digits`."""
+    steps = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
+    return any(step.get("individual_digits", False) for step in steps.get("pretokenizers", [steps]))
 
 
 def put_special_tokens(tokenizer: PreTrainedTokenizerBase, frame: Frame, has_segments: bool = False) -> None:

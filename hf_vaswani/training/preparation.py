@@ -180,7 +180,9 @@ def _common(recipe: Recipe, columns: Callable[[SourceRecipe], Columns], has_targ
     return {
         "sources": [source(part) for part in (recipe.data, *recipe.more_data)],
         "sets": [source(part, name) for name, part in recipe.named_sets.items()],
-        "vocabulary": VocabularySettings(tokenizer.kind, tokenizer.vocab_size, tokenizer.path, longest),
+        "vocabulary": VocabularySettings(
+            tokenizer.kind, tokenizer.vocab_size, tokenizer.split_digits, tokenizer.path, longest
+        ),
         "streaming": recipe.data.streaming,
         "stream_window": recipe.data.stream_window,
         "num_proc": recipe.data.num_proc,

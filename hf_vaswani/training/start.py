@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..adapters import has_adapter
 from ..averaging import load_stored, load_weights
-from ..data.tokenizer import put_special_tokens
+from ..data.tokenizer import put_special_tokens, splits_digits
 from ..files import atomic_folder, check_weights, find_damage, read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
@@ -312,7 +312,12 @@ def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBa
         return values
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
     kinds = KINDS.get(kind, (recipe.tokenizer.kind,))
-    return values | {"tokenizer.kind": kinds[0], "tokenizer.vocab_size": len(tokenizer), "tokenizer.path": None}
+    return values | {
+        "tokenizer.kind": kinds[0],
+        "tokenizer.vocab_size": len(tokenizer),
+        "tokenizer.split_digits": splits_digits(tokenizer),
+        "tokenizer.path": None,
+    }
 
 
 def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
@@ -377,7 +382,7 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
     names += [f"evaluation.{name}" for name in search_of(recipe.evaluation)] + ["tokenizer.decoder_start"]
     if recipe.initialize.vocabulary == "keep":
-        names += ["tokenizer.kind", "tokenizer.vocab_size", "tokenizer.path"]
+        names += ["tokenizer.kind", "tokenizer.vocab_size", "tokenizer.split_digits", "tokenizer.path"]
     return _filled(recipe, {name: recorded[name] for name in names if name in recorded})
 
 

@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import (
+    SPECIAL_TOKENS,
     Frame,
     add_tags,
     load_tokenizer,
     put_special_tokens,
+    splits_digits,
     train_tokenizer,
 )
 
@@ -109,6 +111,26 @@ def test_bytes_that_are_no_letter_are_decoded_as_nothing(any_tokenizer, tmp_path
             # A letter that ends too early, and one that begins too late.
             ids = each("Hund 猫", add_special_tokens=False)["input_ids"]
             assert each.decode(ids[:-1]).strip() == "Hund" and each.decode([ids[-1], *ids]).endswith("Hund 猫")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_digits_are_entries_of_their_own_if_asked(kind, tmp_path) -> None:
+    text = ["On 2024-11-29 he paid 2024 € by 2024.", "Am 29.11.2024 zahlte er 2024 €.", "3 6 7 8 ४२ m² B2024"] * 9
+    plain, split = (train_tokenizer(text, 400, kind, split_digits=each) for each in (False, True))
+    split.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert (splits_digits(plain), splits_digits(split), splits_digits(loaded)) == (False, True, True)
+    has_numbers = any(len(entry.strip("Ġ▁ ")) > 1 and entry.strip("Ġ▁ ").isdecimal() for entry in plain.get_vocab())
+    assert has_numbers == (kind in ("bpe", "wordpiece", "words"))
+    for tokenizer in (split, loaded):
+        entries = [tokenizer.decode([number]) for number in range(len(SPECIAL_TOKENS), len(tokenizer))]
+        assert not [entry for entry in entries if len(entry) > 1 and any(map(str.isnumeric, entry))]
+        # Alike at the beginning, behind a space, a letter and a sign.
+        ids = tokenizer("2024", add_special_tokens=False)["input_ids"][-4:]
+        for sentence in ("he paid 2024", "B2024", "29.11.2024"):
+            assert tokenizer(sentence, add_special_tokens=False)["input_ids"][-4:] == ids
+        for sentence in (*text, "29.11.2087", "४२४"):
+            assert tokenizer.decode(tokenizer(sentence)["input_ids"], skip_special_tokens=True) == sentence
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])

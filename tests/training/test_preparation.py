@@ -231,7 +231,7 @@ TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
                 "augment": {"upper": 0.1},
                 "target_column": 2,
             },
-            "tokenizer": {"kind": "bpe", "bpe_dropout": 0.2},
+            "tokenizer": {"kind": "bpe", "split_digits": True, "bpe_dropout": 0.2},
             "evaluation": {"altered": ["typos"]},
         },
         {"columns": {"source": 1, "target": 2}, "target_language": "de", "tag": "<2de>", "prefix": "<x>"},
@@ -240,7 +240,7 @@ TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "bpe_dropout": 0.2,
             "altered": ["typos"],
             "has_own_vocabulary": True,
-            "vocabulary": VocabularySettings("bpe", 99, None, 777),
+            "vocabulary": VocabularySettings("bpe", 99, True, None, 777),
         },
     ),
     "span_corruption": (
@@ -280,7 +280,7 @@ def test_the_text_of_a_recipe_is_what_its_keys_say(tmp_path, task) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(content), "utf-8")
     data = preparation.task_data(load_recipe([str(path)]))
-    vocabulary = VocabularySettings("unigram", 99, None, 777)
+    vocabulary = VocabularySettings("unigram", 99, False, None, 777)
     expected = {"vocabulary": vocabulary, "data_workers": 2, "max_length": 777} | common | expected
     assert {name: getattr(data, name) for name in expected} == expected
     (found,), (web,) = data.sources, data.sets
