@@ -1,13 +1,19 @@
 """The measures of all tasks: names, formats, and how translations are scored; significance tests between systems."""
 
+import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import regex
+
 from .extras import extra
+
+logger = logging.getLogger(__name__)
 
 # One reference per sentence, or several.
 References = Sequence[str] | Sequence[Sequence[str]]
@@ -47,6 +53,54 @@ class Measure:
         return "not finite" if value is None or not math.isfinite(value) else f"{value:,.{self.decimals}f}"
 
 
+# ---- Tokenizers --------------------------------------------------------------------------------------------------
+
+# sacreBLEU's tokenizers of languages, by the first part of a language code. `zh` also splits Chinese other than
+# Mandarin into characters.
+TOKENIZERS = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "lzh", "wuu", "nan", "hak", "gan", "hsn"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+}
+# Those that take what stands between spaces for words, and letters of scripts without spaces.
+BY_SPACES = ("13a", "intl", "none")
+UNSPACED = regex.compile(
+    r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]&&\p{L}]", regex.V1
+)
+# Letters of a word in these scripts, on average.
+MAX_WORD = 5
+
+
+def tokenizer_of(tokenize: str, language: str | None) -> str:
+    """
+    Returns the name of sacreBLEU's tokenizer for text in a language.
+
+    Args:
+        tokenize (`str`): name of a tokenizer, which is returned as it is, or `auto` for that of the language: `zh`,
+            `ja-mecab` or `ko-mecab` for Chinese, Japanese or Korean, and `13a` for any other.
+        language (`str`, *optional*): code of the language, as in `zh`, `zh-TW`, `zho_Hans` or `cmn`; `None` if it is
+            not known.
+    """
+    if tokenize != "auto":
+        return tokenize
+    return TOKENIZERS.get(re.split(r"[^a-z]", (language or "").lower())[0], "13a")
+
+
+@cache
+def _warn_of_spaces(tokenize: str) -> None:
+    logger.warning(
+        f"BLEU by the tokenizer {tokenize} takes a whole sentence for a word where text has no spaces between words, "
+        "so an almost right translation has 0: choose zh for Chinese, ja-mecab for Japanese, or char "
+        "(evaluation.tokenize, --tokenize)"
+    )
+
+
+def _has_spaces(references: References) -> bool:
+    """Returns whether words are told apart by spaces, as far as scripts without spaces are concerned."""
+    texts = [text for each in references for text in ([each] if isinstance(each, str) else each)]
+    return sum(len(UNSPACED.findall(text)) for text in texts) <= MAX_WORD * sum(len(text.split()) for text in texts)
+
+
 # ---- The measures ------------------------------------------------------------------------------------------------
 
 
@@ -60,9 +114,15 @@ def _bleu(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
         # A single sentence may have no 4-grams. `force` suppresses the warning about tokenized text, which test sets
         # of one sentence trigger easily.
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=is_sentence, force=True)
-    # Raised if the package that a language's tokenizer needs is not installed.
-    except RuntimeError as error:
-        raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
+    # A missing package, a file that cannot be downloaded, or a dictionary of the user's own.
+    except (RuntimeError, ImportError, OSError, AssertionError) as error:
+        why, advice = " ".join(str(error).split()).rstrip("."), ""
+        if found := re.search(r"pip install (\S+)$", why):
+            why, advice = "a package is missing", f"pip install '{found[1]}', or "
+        raise ValueError(
+            f"sacreBLEU cannot use the tokenizer {tokenize!r}, because {why}: {advice}choose another one, such as "
+            "char (--evaluation.tokenize char; with evaluate, --tokenize char)."
+        ) from error
 
 
 def _chrf(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
@@ -76,7 +136,9 @@ def _ter(tokenize: str, lowercase: bool, is_sentence: bool) -> Any:
     with extra("train"):
         from sacrebleu.metrics import TER
 
-    return TER()
+    # Where the tokenizer of BLEU splits text without spaces, so does that of TER: Chinese into characters.
+    is_unspaced = tokenize in ("zh", "ja-mecab")
+    return TER(normalized=is_unspaced, asian_support=is_unspaced)
 
 
 class _ExactMatch:
@@ -155,7 +217,8 @@ def score(
         hypotheses (`Sequence[str]`): the translations.
         references (`Sequence[str]` or `Sequence[Sequence[str]]`): one reference per translation, or several, in the
             same order.
-        tokenize (`str`): sacreBLEU's tokenizer for BLEU.
+        tokenize (`str`): sacreBLEU's tokenizer for BLEU, see [`tokenizer_of`]. With `zh` and `ja-mecab`, TER splits
+            Chinese and Japanese, too.
         lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
         metrics (`Sequence[str]`, *optional*): names of the measures, by default those of `METRICS`. TER takes a
             hundred times as long as the others.
@@ -193,6 +256,8 @@ def _corpus_score(
 ) -> tuple[float, str]:
     """Returns the score of a corpus by one measure, and the signature of that, if it has one."""
     scorer = _scorer(name, tokenize, lowercase)
+    if name == COMPARED_BY and tokenize in BY_SPACES and not _has_spaces(references):
+        _warn_of_spaces(tokenize)
     more = {} if sources is None else {"sources": sources}
     found = scorer.corpus_score(hypotheses, _reference_streams(references), **more).score
     return found, str(scorer.get_signature()) if name in METRICS else ""
@@ -283,10 +348,11 @@ class Comparison:
 
 
 class EvaluatedSet(Protocol):
-    """A test set with its name and references."""
+    """A test set with its name and references, and the language of these."""
 
     name: str
     target: list[str]
+    target_language: str
 
     @property
     def plain(self) -> list[str]:
@@ -297,17 +363,17 @@ def compare_sets(
     sets: Sequence[EvaluatedSet],
     before: Mapping[str, Sequence[str]],
     after: Mapping[str, Sequence[str]],
-    tokenize: str = "13a",
+    tokenize: str = "auto",
     lowercase: bool = False,
 ) -> dict[str, Comparison]:
     """
     Scores two models on test sets, and tests whether they differ in BLEU by more than chance.
 
     Args:
-        sets (`Sequence`): test sets, with `name`, source text, `plain`, and references, `target`.
+        sets (`Sequence`): test sets, with `name`, source text, `plain`, references, `target`, and `target_language`.
         before (`Mapping[str, Sequence[str]]`): translations of each set by the model to compare with.
         after (`Mapping[str, Sequence[str]]`): translations of each set by the model in question.
-        tokenize (`str`), lowercase (`bool`): as in [`score`].
+        tokenize (`str`), lowercase (`bool`): as in [`score`]; `auto` is the tokenizer of each set's language.
 
     Returns:
         `dict[str, Comparison]`: by the name of the set.
@@ -318,8 +384,9 @@ def compare_sets(
     found = {}
     for each in sets:
         texts = before[each.name], after[each.name]
-        p, signature = paired_bootstrap(*texts, each.target, tokenize, lowercase)
-        scores = [score(side, each.target, tokenize, lowercase, sources=each.plain) for side in texts]
+        how = tokenizer_of(tokenize, each.target_language), lowercase
+        p, signature = paired_bootstrap(*texts, each.target, *how)
+        scores = [score(side, each.target, *how, sources=each.plain) for side in texts]
         sides = [{metric: scored[metric] for metric in METRICS} for scored in scores]
         found[each.name] = Comparison(sides[0], sides[1], p, signature)
     return found

@@ -540,8 +540,9 @@ class EvaluationRecipe:
     max_length: int | None = fixed(None, at_least=2, at_most=1_000_000)
     """Maximum output length of all sentences, in tokens, with the decoder's first symbol included; replaces
     `max_length_offset`. Saved as the model's default."""
-    tokenize: str = fixed("13a")
-    """Tokenizer of sacreBLEU for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
+    tokenize: str = fixed("auto")
+    """Tokenizer of sacreBLEU for BLEU: `auto` is that of each set's target language, `zh` for Chinese, `ja-mecab` for
+    Japanese, `ko-mecab` for Korean, and `13a` for all others; `none` is for text that is tokenized already."""
     lowercase: bool = fixed(False)
     """Ignore case in BLEU and chrF."""
     altered: list[Alteration] = fixed(list, tasks=PAIR_TASKS)

@@ -24,10 +24,11 @@ class Scored:
         step (`int`): updates so far.
         scores (`dict[str, float]`): by measure; `None` for one that is not finite. With several sets, the means of
             their metrics, and the other measures over all their text. The loss is in nats per label.
-        signatures (`dict[str, str]`, *optional*): sacreBLEU's, by metric.
+        signatures (`dict[str, str]`, *optional*): sacreBLEU's, by metric; if those of the sets differ, all of them.
         sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
         seconds (`float`, *optional*): duration of the training so far, validations included.
         files (`dict[str, str]`, *optional*): SHA-256 of the model's files, by name.
+        set_signatures (`dict[str, dict[str, str]]`, *optional*): the signatures of each set, if they differ.
     """
 
     keys: ClassVar[tuple[str, ...]] = tuple(METRICS)
@@ -37,6 +38,7 @@ class Scored:
     sets: dict[str, dict[str, float | None]] | None = None
     seconds: float | None = None
     files: dict[str, str] | None = None
+    set_signatures: dict[str, dict[str, str]] | None = None
 
 
 @dataclass(frozen=True)

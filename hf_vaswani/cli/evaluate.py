@@ -55,7 +55,11 @@ def add_verbs(verbs: Any) -> None:
     )
     evaluate.add_argument("--sentences", action="store_true", help="also print the scores of each sentence")
     evaluate.add_argument(
-        "--tokenize", default="13a", metavar="NAME", help="sacreBLEU tokenizer for BLEU, e.g. zh; default: 13a"
+        "--tokenize",
+        default="auto",
+        metavar="NAME",
+        help="sacreBLEU tokenizer for BLEU, e.g. char; default: auto, which is zh, ja-mecab or ko-mecab if the model "
+        "translates into Chinese, Japanese or Korean, and otherwise 13a",
     )
     evaluate.add_argument("--lowercase", action="store_true", help="ignore case in BLEU and chrF; TER always does")
     evaluate.add_argument(
@@ -66,7 +70,7 @@ def add_verbs(verbs: Any) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..data.augmentation import altered_set
-    from ..metrics import METRICS, score, sentence_scores
+    from ..metrics import METRICS, score, sentence_scores, tokenizer_of
 
     check_counts(options, "num_beams")
     alterations = _alterations(options)
@@ -74,11 +78,13 @@ def _evaluate(options: argparse.Namespace) -> None:
     if output is not None:
         check_output(output, "--output", is_new=output.is_file())
     sources, references = _read_test_set(options)
-    settings = {"tokenize": options.tokenize, "lowercase": options.lowercase}
+    translators = load_translators(options)
+    lines = list(translators.tagged(sources, options.data[0]))
+    tokenize = tokenizer_of(options.tokenize, translators.target_of(lines))
+    settings = {"tokenize": tokenize, "lowercase": options.lowercase}
     # Settings that cannot be used fail here, before the text is translated.
     score([sentence[0] for sentence in references[:1]], references[:1], sources=sources[:1], **settings)
-    translators = load_translators(options)
-    translations = _translate(sources, translators, options.data[0])
+    translations = _translate(lines, translators)
     if output is not None:
         _write(output, "".join(f"{line}\n" for line in translations))
     scores = {"lines": len(translations)} | score(translations, references, sources=sources, **settings)
@@ -86,8 +92,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         each = sentence_scores(translations, references, sources=sources, **settings)
         scores["sentences"] = [row | {"translation": text} for row, text in zip(each, translations, strict=True)]
     for name in alterations:
-        lines, answers = altered_set(sources, references, name)
-        scored = score(_translate(lines, translators, options.data[0]), answers, sources=lines, **settings)
+        altered, answers = altered_set(sources, references, name)
+        lines = list(translators.tagged(altered, options.data[0]))
+        scored = score(_translate(lines, translators), answers, sources=altered, **settings)
         scores.setdefault("altered", {})[name] = {metric: scored[metric] for metric in METRICS}
     _print_scores(options.format, scores)
 
@@ -156,13 +163,12 @@ def _read_table(name: str, options: argparse.Namespace) -> Any:
     )["test"]
 
 
-def _translate(sources: list[str], translators: "LoadedModels", name: str) -> list[str]:
-    """Translates the lines of the file `name`."""
+def _translate(lines: list[str], translators: "LoadedModels") -> list[str]:
+    """Translates lines, which have their language tags."""
     from tqdm.auto import tqdm
 
     from ..translation.lines import LINES_AT_A_TIME
 
-    lines = list(translators.tagged(sources, name))
     translator = translators.lines()
     translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:

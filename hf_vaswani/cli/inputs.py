@@ -242,6 +242,12 @@ class LoadedModels:
             except ValueError as error:
                 raise ValueError(f"{name}, line {number}: {error}") from error
 
+    def target_of(self, lines: Iterable[str]) -> str | None:
+        """Returns the language into which lines with their tags are translated, if it is known and the only one."""
+        tags = {tag for line in lines if line.strip() and (tag := self.tags.split(line)[0].strip())}
+        found = [self.language] if self.language else [tag[2:-1] for tag in tags] or self.tags.targets
+        return found[0] if len(found) == 1 else None
+
 
 def line_pairs(options: argparse.Namespace, translators: LoadedModels) -> Iterator[tuple[int, list[str], list[str]]]:
     """

@@ -283,8 +283,7 @@ class _Work:
         lines_split = sum(self.processes.gather(translate.translator.lines_split))
         if self.processes.is_main_process:
             warn_split(lines_split, translate.translator.longest)
-        scoring = recipe.evaluation
-        choose = Choice(recipe.teacher.choose, scoring.tokenize, scoring.lowercase)
+        choose = Choice(recipe.teacher.choose, steps.tokenize, recipe.evaluation.lowercase)
         second = self.processes.on_main_process(steps.chosen)
         self._take(second, count, first.lines, choose, is_quick=True)
         if self.backward is None:

@@ -149,9 +149,9 @@ def _evaluation(recipe: Recipe, rows: list[evaluation.SetScores], scored: Scored
         "has_labels": recipe.task in LABEL_TASKS,
         "scores": [[_cell(text) for text in row] for row in table],
         "search": _search(recipe, evaluation.split_of(scored)),
-        "signatures": [(measure_of(metric).title, text) for metric, text in (scored.signatures or {}).items()],
+        "signatures": evaluation.signature_rows(scored),
         "before": evaluation.before_rows(before),
-        "test_signature": next((each.signature for each in before.values()), ""),
+        "test_signature": "` and `".join(dict.fromkeys(each.signature for each in before.values())),
         "plotted": "loss" + (f" and {measure_of(plotted).title}" if plotted else ""),
     }
 

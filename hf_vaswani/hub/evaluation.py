@@ -143,6 +143,17 @@ def score_table(recipe: Recipe, rows: Sequence[SetScores], scored: Scored) -> li
     return [["text", *head], *([text, *(each.shown(of.get(each.name)) for each in measures)] for text, of in texts)]
 
 
+def signature_rows(scored: Scored) -> list[tuple[str, str]]:
+    """Returns each measure that has a signature with it, and with each of its sets where their signatures differ."""
+    rows = []
+    for metric, signature in (scored.signatures or {}).items():
+        by_set = {name: each[metric] for name, each in (scored.set_signatures or {}).items()}
+        is_one = len(set(by_set.values())) < 2
+        title = measure_of(metric).title
+        rows += [(title, signature)] if is_one else [(f"{title} ({name})", each) for name, each in by_set.items()]
+    return rows
+
+
 def before_rows(before: Mapping[str, Comparison]) -> list[list[str]]:
     """Returns a row for each test set: the score before and after the training, their difference, and its p-value."""
     rows = []
@@ -154,7 +165,7 @@ def before_rows(before: Mapping[str, Comparison]) -> list[list[str]]:
 
 def eval_results(recipe: Recipe, rows: Sequence[SetScores], scored: Scored) -> list[EvalResult]:
     """Returns the results of a model in the form of `huggingface_hub`, without values that are not finite."""
-    kind, signatures = TASKS[recipe.task], scored.signatures or {}
+    kind, of_set = TASKS[recipe.task], scored.set_signatures or {}
     return [
         EvalResult(
             task_type=kind.hub_task,
@@ -166,7 +177,9 @@ def eval_results(recipe: Recipe, rows: Sequence[SetScores], scored: Scored) -> l
             metric_type=name,
             metric_name=measure_of(name).title,
             metric_value=round(value, measure_of(name).decimals),
-            metric_args={"signature": signatures[name]} if name in METRICS else None,
+            metric_args={"signature": (of_set.get(row.name) or scored.signatures or {})[name]}
+            if name in METRICS
+            else None,
         )
         for row in rows
         for name, value in row.scores.items()

@@ -12,7 +12,7 @@ from ..data.task_data import EvaluationText
 from ..data.tokenizer import has_tag, is_tag
 from ..extras import extra
 from ..hub.publishing import Candidate, Publisher, last_push
-from ..metrics import COMPARED_BY, compare_sets, score
+from ..metrics import COMPARED_BY, compare_sets, score, tokenizer_of
 from ..model.sentences_vaswani import LanguageTags
 from ..processes import on_main_process
 from ..recipe import HubRecipe
@@ -204,8 +204,8 @@ def judge(candidate: Candidate) -> Verdict | None:
 def _check_text(candidate: Candidate, texts: list[EvaluationText], translations: dict[str, list[str]]) -> None:
     """Raises a `ValueError` if translations no longer have the recorded score: the references are others."""
     scored, evaluation = candidate.scored, candidate.recipe.evaluation
-    how = evaluation.tokenize, evaluation.lowercase, [COMPARED_BY]
     for text in texts:
+        how = tokenizer_of(evaluation.tokenize, text.target_language), evaluation.lowercase, [COMPARED_BY]
         recorded = (scored.sets or {text.name: scored.scores}).get(text.name, {}).get(COMPARED_BY)
         lines, found = translations[text.name], None
         if len(lines) == len(text.target):

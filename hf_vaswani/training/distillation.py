@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.pairs import evaluation_texts
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json, read_lines, tsv_cell
-from ..metrics import score, sentence_scorer
+from ..metrics import score, sentence_scorer, tokenizer_of
 from ..model.sentences_vaswani import longest_source
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
 from ..run_folder import unchangeable
@@ -288,6 +288,11 @@ class Steps:
     name: str
     part: SourceRecipe
 
+    @property
+    def tokenize(self) -> str:
+        """sacreBLEU's tokenizer for the translations."""
+        return tokenizer_of(self.recipe.evaluation.tokenize, self.part.target_language)
+
     def translations(self, teachers: Sequence[str], search: dict[str, Any], text: str) -> GrowingFile:
         """
         Returns the file of the first step.
@@ -309,12 +314,11 @@ class Steps:
 
     def chosen(self) -> GrowingFile:
         """Returns the file of the second step, once the first one is complete."""
-        scoring = self.recipe.evaluation
         settings = {
             "translations": digest(self._path("translations.jsonl")),
             "teacher.choose": self.recipe.teacher.choose,
-            "evaluation.tokenize": scoring.tokenize,
-            "evaluation.lowercase": scoring.lowercase,
+            "evaluation.tokenize": self.tokenize,
+            "evaluation.lowercase": self.recipe.evaluation.lowercase,
         }
         return self._file("chosen.tsv", settings, Choice.COLUMNS)
 
@@ -445,7 +449,9 @@ def teacher_scores(
         for text, pair in zip(evaluation_texts(sources, "test"), directions, strict=True)
         if pair in recipe.language_pairs
     }
-    scoring: dict[str, Any] = {"tokenize": recipe.evaluation.tokenize, "lowercase": recipe.evaluation.lowercase}
+    by_set = {name: tokenizer_of(recipe.evaluation.tokenize, pair[1]) for name, (pair, _, _) in sets.items()}
+    lowercase = recipe.evaluation.lowercase
+    scoring = {"tokenize": " and ".join(dict.fromkeys(by_set.values())), "lowercase": lowercase}
     text = hashlib.sha256(json.dumps(sets).encode()).hexdigest()
     record = {"models": list(teachers), "text": f"SHA-256 {text}"} | scoring
     record["search"] = settings_of(models[0].generation_config)
@@ -459,7 +465,7 @@ def teacher_scores(
         tag = tags[pair[0], pair[1]]
         lines = [f"{tag} {line}" if tag and line.strip() else line for line in plain]
         translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
-        scores[name] = score(translations, references, metrics=("bleu", "chrf"), **scoring)
+        scores[name] = score(translations, references, by_set[name], lowercase, metrics=("bleu", "chrf"))
         del scores[name]["signatures"]
     atomic_write_text(path, json.dumps(record | {"sets": scores}, indent=2) + "\n")
     return scores

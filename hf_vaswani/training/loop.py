@@ -25,7 +25,7 @@ from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write
 from ..hub.card import PICTURE, card_files
 from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive, stopped_by_sigterm
-from ..metrics import compare_sets, measure_of, score
+from ..metrics import compare_sets, measure_of, score, tokenizer_of
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, close_process_group, on_main_process
@@ -153,7 +153,9 @@ def check_packages(recipe: Recipe) -> None:
     computed as it asks.
     """
     if recipe.task not in MEASURED_TASKS:
-        score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase, sources=["text"])
+        for part in (recipe.data, *recipe.more_data, *recipe.named_sets.values()):
+            how = tokenizer_of(recipe.evaluation.tokenize, part.target_language), recipe.evaluation.lowercase
+            score(["text"], ["text"], *how, sources=["text"])
     if recipe.training.adapter is not None:
         check_peft()
 

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 # Settings of the model that training may change.
 FREE = ("dropout", "attention_dropout", "activation_dropout")
 # Those whose defaults have changed since 0.1.
-RULES = ("length_penalty_type", "finish_candidates", "early_stopping")
+RULES = ("length_penalty_type", "finish_candidates", "early_stopping", "tokenize")
 # The size of an update, which recipes of 0.1 did not have.
 UPDATE_SIZE = "training.tokens_per_update"
 # Kinds of vocabulary by the model of `tokenizers`; of several, the first is what a recipe is filled in with.
@@ -352,8 +352,8 @@ def _filled(recipe: Recipe, found: Mapping[str, Any]) -> Recipe:
 
 def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     """
-    Fills keys that are not given as the run's own record has them: the rules of the search, and what a recipe leaves
-    to the model it starts from. A resumed run asks neither the Hub nor the original.
+    Fills keys that are not given as the run's own record has them: the rules of search and scoring, and what a recipe
+    leaves to the model it starts from. A resumed run asks neither the Hub nor the original.
 
     Args:
         recipe ([`Recipe`]): the recipe as it was given.
@@ -380,7 +380,7 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     if recipe.initialize.from_ is None:
         return _filled(recipe, {name: recorded[name] for rule in RULES if (name := f"evaluation.{rule}") in recorded})
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
-    names += [f"evaluation.{name}" for name in search_of(recipe.evaluation)] + ["tokenizer.decoder_start"]
+    names += [f"evaluation.{name}" for name in (*search_of(recipe.evaluation), *RULES)] + ["tokenizer.decoder_start"]
     if recipe.initialize.vocabulary == "keep":
         names += ["tokenizer.kind", "tokenizer.vocab_size", "tokenizer.split_digits", "tokenizer.path"]
     return _filled(recipe, {name: recorded[name] for name in names if name in recorded})

@@ -15,7 +15,7 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..data.task_data import EvaluationSet
 from ..extras import extra
-from ..metrics import COMPARED_BY, METRICS, measure_of, score, scored_by
+from ..metrics import COMPARED_BY, METRICS, measure_of, score, scored_by, tokenizer_of
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags, longest_source
 from ..processes import on_main_process
@@ -112,8 +112,8 @@ def translate_and_score(
         split (`str`): `"validation"` or `"test"`.
 
     Returns:
-        `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and `scores`, `signatures`
-        and `sets` as [`Scored`] has them, in a validation without slow metrics.
+        `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and `scores`, `signatures`,
+        `sets` and `set_signatures` as [`Scored`] has them, in a validation without slow metrics.
     """
     translations = {pairs.name: translate(run, model, pairs.source, num_beams) for pairs in run.sets[split]}
     return translations, on_main_process(run.accelerator, _scores, run, split, translations)
@@ -125,11 +125,18 @@ def _scores(run: Run, split: str, translations: dict[str, list[str]]) -> dict[st
     # A young model's translations are long, and their TER takes longer than the rest of the validation.
     metrics = scored_by(run.recipe.task, with_slow=split == "test")
     for pairs in run.sets[split]:
-        how = evaluation.tokenize, evaluation.lowercase, metrics, pairs.plain
+        tokenize = tokenizer_of(evaluation.tokenize, pairs.target_language)
+        how = tokenize, evaluation.lowercase, metrics, pairs.plain
         sets[pairs.name] = score(translations[pairs.name], pairs.target, *how)
-    signatures = [scored.pop("signatures") for scored in sets.values()]
+    by_set = {name: scored.pop("signatures") for name, scored in sets.items()}
+    signed = {metric: dict.fromkeys(each[metric] for each in by_set.values()) for metric in by_set[pairs.name]}
     means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in metrics}
-    return {"scores": means, "signatures": signatures[-1], "sets": sets if len(sets) > 1 else None}
+    return {
+        "scores": means,
+        "signatures": {metric: " and ".join(each) for metric, each in signed.items()},
+        "sets": sets if len(sets) > 1 else None,
+        "set_signatures": by_set if any(len(each) > 1 for each in signed.values()) else None,
+    }
 
 
 def score_altered(
@@ -152,7 +159,8 @@ def score_altered(
         for name in dict.fromkeys(evaluation.altered):
             sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
             translations = translate(run, model, pairs.with_prefix(sources), num_beams)
-            how = evaluation.tokenize, evaluation.lowercase, None, sources
+            tokenize = tokenizer_of(evaluation.tokenize, pairs.target_language)
+            how = tokenize, evaluation.lowercase, None, sources
             scored = on_main_process(run.accelerator, score, translations, references, *how)
             del scored["signatures"]
             found.setdefault(pairs.name, {})[name] = scored

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import fsspec
@@ -116,3 +117,32 @@ def test_a_test_set_may_be_at_a_url(tiny_run, capsys) -> None:
     memory.store.clear()
     said = capsys.readouterr()
     assert json.loads(said.out)["lines"] == 1 and "SECRET" not in said.out + said.err
+
+
+def test_the_tokenizer_is_that_of_the_models_target_language(tiny_run, tmp_path, capsys, without_mecab) -> None:
+    """By default; what it needs is missing before anything is translated."""
+    model = shutil.copytree(tiny_run / "model", tmp_path / "model")
+    data = [str(tiny_run.parent / f"text.{language}") for language in ("en", "de")]
+    arguments = ["--model", str(model), "--num-beams", "1", "--format", "json", "--data", *data]
+
+    def translates(*pairs: list[str]) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"language_pairs": list(pairs)}))
+
+    for languages, more, tokenizer in (
+        ([["en", "zh_Hans"]], [], "zh"),
+        ([["en", "zh"], ["de", "zh"]], [], "zh"),
+        ([["en", "zh"]], ["--tokenize", "13a"], "13a"),
+        ([["en", "ja"]], ["--tokenize", "char"], "char"),
+        ([["en", "zh"], ["en", "ja"]], ["--target-language", "zh"], "zh"),
+        # The language is not known.
+        ([["en", "zh"], ["en", "ja"]], [], "13a"),
+        ([], [], "13a"),
+    ):
+        translates(*languages)
+        code, out, err = evaluate(capsys, *arguments, *more)
+        assert code == 0 and f"|tok:{tokenizer}|" in json.loads(out)["signatures"]["bleu"], (languages, more, err)
+    translates(["en", "ja"])
+    code, out, err = evaluate(capsys, *arguments, "--output", str(tmp_path / "new"))
+    assert code == 2 and "pip install 'sacrebleu[ja]'" in err and "--tokenize char" in err and not out
+    assert not (tmp_path / "new").exists()

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,22 @@ def test_tags_are_prepended_or_expected() -> None:
         next(tagged)
     with pytest.raises(ValueError, match="file, line 1: The target language is 'de', but the text begins with <2fr>"):
         list(inputs.LoadedModels([], None, tags, "de").tagged(["<2fr> one"], "file"))
+
+
+def test_the_language_of_translations_is_known_if_it_is_one() -> None:
+    tokenizer = train_tokenizer(["one two"], 20, kind="characters")
+    add_tags(tokenizer, ["<2de>", "<2zh>"])
+    pairs = SimpleNamespace(language_pairs=[["en", "de"], ["en", "zh"]])
+    for config, language, lines, expected in (
+        (pairs, None, ["<2zh> one", "", " <2zh> two"], "zh"),
+        (pairs, None, ["<2zh> one", "<2de> two"], None),
+        (pairs, "de", ["<2de> one"], "de"),
+        (pairs, None, [""], None),
+        (SimpleNamespace(language_pairs=[["en", "zh"], ["de", "zh"]]), None, ["one"], "zh"),
+        (None, None, ["one"], None),
+    ):
+        models = inputs.LoadedModels([], None, LanguageTags(tokenizer, config), language)
+        assert models.target_of(lines) == expected
 
 
 def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypatch) -> None:

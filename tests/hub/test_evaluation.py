@@ -4,9 +4,17 @@ import math
 
 import pytest
 
-from hf_vaswani.hub.evaluation import eval_results, headline, main_score, plot_curve, score_table, set_scores
+from hf_vaswani.hub.evaluation import (
+    eval_results,
+    headline,
+    main_score,
+    plot_curve,
+    score_table,
+    set_scores,
+    signature_rows,
+)
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
-from hf_vaswani.records import Result, Validation
+from hf_vaswani.records import Result, Validation, from_json, to_json
 
 MEASURES = {"loss": 3.0, "perplexity": 20.0, "accuracy": 0.4125}
 
@@ -77,6 +85,26 @@ def test_each_set_is_a_row_below_that_of_all_text() -> None:
         ("Masked language modelling en", "acme/law", "law", "accuracy", 0.125),
     ]
     assert {each.task_type for each in eval_results(recipe, rows, scored)} == {"fill-mask"}
+
+
+def test_each_set_has_its_own_signature_where_they_differ() -> None:
+    recipe = pairs("bleu")
+    recipe.data.test_files = "test.de"
+    recipe.more_data = [SourceRecipe(target_language="zh", test_files="test.zh")]
+    both, shared = {"en-de": {"bleu": 20.0, "chrf": 40.0}, "en-zh": {"bleu": 30.0, "chrf": 50.0}}, {"chrf": "c"}
+    signed = {"en-de": {"bleu": "tok:13a"} | shared, "en-zh": {"bleu": "tok:zh"} | shared}
+    means, of_means = {"bleu": 25.0, "chrf": 45.0}, {"bleu": "tok:13a and tok:zh"} | shared
+    result = Result(6, means, of_means, both, averaged=[], set_signatures=signed)
+    assert from_json(Result, to_json(result)) == result
+    found = [(each.metric_type, each.metric_value, each.metric_args["signature"])
+             for each in eval_results(recipe, list(set_scores(recipe, result, set())), result)]  # fmt: skip
+    assert found == [("bleu", 20.0, "tok:13a"), ("chrf", 40.0, "c"), ("bleu", 30.0, "tok:zh"), ("chrf", 50.0, "c")]
+    assert signature_rows(result) == [("BLEU (en-de)", "tok:13a"), ("BLEU (en-zh)", "tok:zh"), ("chrF2", "c")]
+    # Earlier versions recorded one for all sets.
+    result = Result(6, means, {"bleu": "tok:13a"} | shared, both, averaged=[])
+    rows = list(set_scores(recipe, result, set()))
+    assert {each.metric_args["signature"] for each in eval_results(recipe, rows, result)} == {"tok:13a", "c"}
+    assert signature_rows(result) == [("BLEU", "tok:13a"), ("chrF2", "c")]
 
 
 def test_a_table_has_the_measures_in_one_order_and_none_without_scores() -> None:

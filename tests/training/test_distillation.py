@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -122,6 +123,20 @@ def test_the_choice_is_the_nearest_to_the_target(choose) -> None:
     assert others == ["s\tneun acht\t1\t-1.0000"] * 2 == Choice("model", "13a", False)(0, lines)[1:]
     same = json.dumps({"source": "s", "target": target, "translations": translations[2:]})
     assert Choice(choose, "13a", False)(0, [same])[0].split("\t")[2] == "1", "of equal ones, the teacher's best"
+
+
+def test_the_choice_is_by_the_tokenizer_of_the_target_language(recipe) -> None:
+    (name, part), *_ = named_parts(recipe)
+    Path(f"{recipe.run_dir}.teacher").mkdir()
+    filled(Steps(recipe, name, part).translations([], {}, "text"), ["{}"])
+
+    def settings(tokenize: str, language: str) -> dict[str, Any]:
+        other = replace(recipe, evaluation=replace(recipe.evaluation, tokenize=tokenize))
+        return Steps(other, name, replace(part, target_language=language)).chosen().settings
+
+    # What was chosen by an earlier version, whose default was 13a, is kept.
+    assert settings("auto", "de") == settings("13a", "de") == settings("13a", "zh")
+    assert settings("auto", "zh")["evaluation.tokenize"] == "zh"
 
 
 def test_backward_scores_are_those_of_the_source_given_its_translation(loaded) -> None:

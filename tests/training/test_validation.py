@@ -14,7 +14,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
 from hf_vaswani.model.cache_vaswani import find_change
 from hf_vaswani.run_folder import read_result
-from hf_vaswani.training.validation import finite
+from hf_vaswani.training.validation import _scores, finite
 from hf_vaswani.translation.batches import translate_corpus
 
 from ..conftest import tiny_recipe
@@ -262,7 +262,7 @@ def test_validations_are_scored_once_and_without_ter(tiny_run, monkeypatch) -> N
     monkeypatch.setattr(validation, "score", counted)
     monkeypatch.setattr(validation, "translate", lambda run, model, sources, num_beams: ["x"] * len(sources))
     monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda objects: [{"bleu": 7.0}, None])
-    text = SimpleNamespace(name="en-de", source=["a"] * 3, plain=["a"] * 3, target=["x"] * 3)
+    text = SimpleNamespace(name="en-de", source=["a"] * 3, plain=["a"] * 3, target=["x"] * 3, target_language="de")
     evaluation = SimpleNamespace(tokenize="13a", lowercase=False)
     for count, index, made in ((2, 1, 0), (1, 0, 1)):
         run: Any = SimpleNamespace(
@@ -274,3 +274,74 @@ def test_validations_are_scored_once_and_without_ter(tiny_run, monkeypatch) -> N
         assert len(calls) == made
     assert set(scored["signatures"]) == set(scored["scores"]) == {"bleu", "chrf"}
     assert "ter" in validation.translate_and_score(run, cast(Any, None), "test", 1)[1]["scores"]
+
+
+def test_each_set_is_scored_by_the_tokenizer_of_its_language() -> None:
+    """The mean is that of the sets, and its signature has those of all of them."""
+    references = {"de": ["Die Katze schläft auf dem Bett."], "zh": ["猫在床上睡觉。"], "x": ["Die Katze schläft."]}
+    lines = {"de": ["Die Katze schläft auf dem Tisch."], "zh": ["猫在桌上睡觉。"], "x": ["Die Katze schläft."]}
+    sets = [
+        SimpleNamespace(name=name, plain=["s"], target=target, target_language=name if name != "x" else "de")
+        for name, target in references.items()
+    ]
+    evaluation = SimpleNamespace(tokenize="auto", lowercase=False)
+    recipe = SimpleNamespace(task="translation", evaluation=evaluation)
+    run: Any = SimpleNamespace(recipe=recipe, sets={"test": sets, "validation": sets[::2]})
+    found = _scores(run, "test", lines)
+    expected = {name: score(lines[name], references[name], "zh" if name == "zh" else "13a") for name in references}
+    signatures = {name: scored.pop("signatures") for name, scored in expected.items()}
+    assert found["sets"] == expected and found["set_signatures"] == signatures
+    assert found["scores"]["bleu"] == sum(scored["bleu"] for scored in expected.values()) / 3
+    assert found["signatures"]["bleu"] == f"{signatures['de']['bleu']} and {signatures['zh']['bleu']}"
+    assert found["signatures"]["chrf"] == signatures["de"]["chrf"] == signatures["zh"]["chrf"]
+    alike = _scores(run, "validation", lines)
+    assert alike["set_signatures"] is None and alike["signatures"]["bleu"] == signatures["de"]["bleu"]
+
+
+# ---- Text without spaces -----------------------------------------------------------------------------------------
+
+
+def chinese(folder: Path, language: str = "zh", **training: object) -> list[str]:
+    """Returns the arguments of a recipe whose targets are Chinese."""
+    arguments = tiny_recipe(folder, scored=True, max_steps=2, save_every=2, validate_every=2, **training)
+    words = dict(
+        zip("eins zwei drei vier fünf sechs sieben acht neun zehn".split(), "一二三四五六七八九十", strict=True)
+    )
+    german = (folder / "text.de").read_text("utf-8")
+    for word, sign in words.items():
+        german = german.replace(word, sign)
+    (folder / f"text.{language}").write_text(german.replace(" ", ""), encoding="utf-8")
+    files = f"{{en: {folder / 'text.en'}, {language}: {folder / f'text.{language}'}}}"
+    return [
+        *(argument for argument in arguments if "_files=" not in argument),
+        f"--data.target_language={language}",
+        *(f"--data.{split}_files={files}" for split in ("train", "validation", "test")),
+    ]
+
+
+def test_validations_and_tests_of_chinese_are_signed_so_and_an_earlier_run_goes_on(tmp_path, capsys) -> None:
+    arguments = chinese(tmp_path)
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    assert [line["signatures"]["bleu"].split("|")[3] for line in validations(tmp_path / "run")] == ["tok:zh"]
+    assert "|tok:zh|" in read_result(tmp_path / "run").signatures["bleu"]
+    assert "|tok:zh|" in capsys.readouterr().out
+    # Runs of 0.1 have recorded 13a, which was its default.
+    earlier = ["--run_dir", str(tmp_path / "earlier")]
+    assert main(["train", *arguments, "--evaluation.tokenize=13a", *earlier]) == 0
+    assert main(["train", *arguments, "--training.max_steps=4", *earlier]) == 0
+    assert len(validations(tmp_path / "earlier")) == 2
+    assert all("|tok:13a|" in line["signatures"]["bleu"] for line in validations(tmp_path / "earlier"))
+    # A value that is given is another recipe.
+    assert main(["train", *arguments, "--training.max_steps=4", "--evaluation.tokenize=zh", *earlier]) == 2
+    assert "evaluation.tokenize is '13a' there and 'zh' here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--data.target_language=de", "--validation_sets={far: {target_language: ja}}"]])
+def test_a_missing_segmenter_ends_a_training_before_it_begins(tmp_path, capsys, without_mecab, more) -> None:
+    arguments = [*chinese(tmp_path, "ja"), "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments, *more]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "pip install 'sacrebleu[ja]'" in error and "--evaluation.tokenize char" in error
+    assert not (tmp_path / "run").exists()
+    assert main(["train", *arguments, "--evaluation.tokenize=char"]) == 0
+    assert "|tok:char|" in read_result(tmp_path / "run").signatures["bleu"]
