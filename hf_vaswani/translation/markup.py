@@ -2,58 +2,53 @@
 
 import html
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..model.sentences_vaswani import has_words
+from .protected import CJK, PROTECTED
 
 KINDS = ("html", "placeholders")
 
-# ---- What is not translated --------------------------------------------------------------------------------------
+Span = tuple[int, int]
 
-# URLs and addresses; ``code`` and :roles:`of` reStructuredText; `code` of Markdown; {name}, {0!r:>10}, ${name},
-# %{name}, {{ name }}; %(name)d, %1$s, %s, %.2f, %lld, %@, %%.
-PROTECTED = re.compile(
-    r"""
-    \b(?:(?:https?|ftp)://|www\.)(?:\([^\s<>"'`()]{0,200}\)|[^\s<>"'`()])+(?<![.,;:!?])
-    | \b[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+
-    | (?::[\w+.-]{1,64}){1,4}:`[^`\s]+`
-    | ``[^`\n]+``
-    | `[^`\s]+`
-    | [$%\#]?\{{1,3}[ ]?[^{}\s]*[ ]?\}{1,3}
-    | %(?:\(\w+\)|\d{1,2}\$)[-+\#0]{0,3}\d{0,4}(?:\.\d{1,4})?[hljztL]{0,2}[diouxXeEfFgGcrsap@]
-    | (?<!\d)%[-+\#0]{0,3}(?:\d{1,4}|\*)?(?:\.(?:\d{1,4}|\*))?[hljztL]{0,2}[diouxXeEfFgGcrsap@]
-    | %%
-    """,
-    re.VERBOSE,
-)
 # A word, or any other character but white space.
 WORD = re.compile(r"\w+|[^\w\s]")
 SPACE = re.compile(r"[ \t\r\n\f]+")
+# Soft hyphens and spaces without width within words, which no model has learned.
+HYPHENATION = re.compile(r"(?<=\w)[\u00ad\u200b\u2060\ufeff]+(?=\w)")
+
+IDEOGRAPH = re.compile(f"[{CJK}]")
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
 
-# Quotation marks have a meaning behind an equals sign alone.
+# Quotation marks have a meaning behind an equals sign alone. <0> is a tag of React's.
 TAG = re.compile(
-    r"""<(?P<slash>/?)(?P<name>[A-Za-z][\w:.-]*+)(?P<attributes>(?:[^<>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+)>"""
+    r"""<(?P<slash>/?)(?P<name>[A-Za-z][\w:.-]*+|\d{1,4}(?=\s*/?>))"""
+    r"""(?P<attributes>(?:[^<>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+)>"""
 )
 ATTRIBUTE = re.compile(r"""([^\s=/"'<>]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]*+))?+""")
-# Comments, processing instructions and declarations, with their ends.
-COMMENT_DELIMITERS = {"<!--": "-->", "<?": "?>", "<!": ">"}
+# Comments, processing instructions, declarations and the tags of templates, with their ends.
+COMMENT_DELIMITERS = {"<!--": "-->", "<![CDATA[": "]]>", "<?": "?>", "<!": ">", "<%": "%>"}
 # A tag within more than these is kept where it is, without regard to its other half.
 MAX_DEPTH = 100
 # Tags between which text is a segment of its own; all others are within a sentence.
 BLOCK_TAGS = frozenset(
-    "address article aside audio base blockquote body br caption center col colgroup dd details dialog dir div dl dt "
-    "fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html iframe legend "
-    "li link main math menu meta nav noscript ol optgroup option p pre script section select source style summary svg "
-    "table tbody td template textarea tfoot th thead title tr track ul video".split()
+    "address article aside audio base blockquote body br button caption center col colgroup dd details dialog dir "
+    "div dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html "
+    "iframe label legend li link main math menu meta nav noscript ol optgroup option p pre script section select "
+    "source style summary svg table tbody td template textarea tfoot th thead title tr track ul video".split()
 )
-# Those of them whose content is not translated, and tags of such content within a sentence.
+# Those of them whose content is not translated, tags of such content within a sentence, and annotations, which a
+# sentence does not have.
 RAW_TEXT_TAGS = frozenset("script style pre textarea svg math template".split())
 CODE_TAGS = frozenset("code kbd samp var tt".split())
+# Nothing that is protected is on both sides of these.
+WORD_TAGS = frozenset("a ruby".split())
+RUBY_TAGS = frozenset("rt rp".split())
 VOID_TAGS = frozenset("area base br col embed frame hr img input link meta param source track wbr".split())
 
 
@@ -131,28 +126,48 @@ class _Builder:
 
     def __init__(self, as_html: bool = True) -> None:
         self.as_html = as_html
+        self._begin()
+
+    def _begin(self) -> None:
         self.text = ""
         self.protected: list[tuple[int, int, str]] = []
         # The first is no tag: it has the tags that are in no other.
         self.open = [Node("", "", 0, 0)]
+        # Start and end of the texts between tags, by stretches in which what is protected may have tags within it.
+        self.stretches: list[list[Span]] = [[]]
+        self.braces = 0
+        self.rubies: list[Span] = []
 
     def add_text(self, data: str) -> None:
         """Adds text, whose placeholders are protected."""
         if self.as_html:
             data = SPACE.sub(" ", html.unescape(data))
-        for match in PROTECTED.finditer(data):
-            start, end = (len(self.text) + place for place in match.span())
-            self.protected.append((start, end, html.escape(match[0], quote=False) if self.as_html else match[0]))
-        self.text += data
+        if not data.isascii():
+            data = HYPHENATION.sub("", data)
+        if data:
+            if not self.braces and (data[0].isspace() or self.text[-1:].isspace()):
+                self.separate()
+            self.braces = max(0, self.braces + data.count("{") - data.count("}"))
+            self.stretches[-1].append((len(self.text), len(self.text) + len(data)))
+            self.text += data
 
     def add_protected(self, data: str, markup: str) -> None:
         """Adds text that is not translated; without text, its markup is a tag alone."""
         data = SPACE.sub(" ", html.unescape(data))
-        if data.strip():
-            self.protected.append((len(self.text), len(self.text) + len(data), markup))
-            self.text += data
-        else:
+        if not data.strip():
             self.add_tag(markup)
+            return
+        start = len(self.text)
+        if self.text[-1:] in ("@", "#") and self.open[-1].start < start:
+            # Some programs write the sign of a name in front of its link.
+            start, markup = start - 1, self.text[-1] + markup
+        self.protected.append((start, len(self.text) + len(data), markup))
+        self.text += data
+        self.separate()
+
+    def separate(self) -> None:
+        """Begins a stretch: nothing that is protected is on both sides."""
+        self.stretches.append([])
 
     def add_tag(self, markup: str) -> None:
         """Adds a tag alone."""
@@ -174,7 +189,12 @@ class _Builder:
                 self._unwrap_unclosed(depth + 1)
                 node = self.open.pop()
                 node.after, node.end = markup, len(self.text)
-                self.open[-1].nodes.append(node)
+                if self.protected and self.protected[-1][:2] == (node.start, node.end) and not node.nodes:
+                    self.protected[-1] = (node.start, node.end, node.before + self.protected[-1][2] + markup)
+                else:
+                    self.open[-1].nodes.append(node)
+                if name == "ruby" and node.start < node.end:
+                    self.rubies.append((node.start, node.end))
                 return
         self.add_tag(markup)
 
@@ -187,6 +207,7 @@ class _Builder:
     def finish(self, source: str) -> list[str | Segment]:
         """Returns the segment; or its markup `source`, if it has nothing to translate. Begins the next one."""
         self._unwrap_unclosed(1)
+        self._protect()
         text = self.text.strip()
         front = self.text.index(text)
         end = front + len(text)
@@ -215,8 +236,69 @@ class _Builder:
             around = self.text[: node.start][-1:], self.text[node.start :][:1]
             node.spaced = (not around[0].strip(), not around[1].strip())
             node.start, node.end = place(node.start), place(node.end)
-        self.text, self.protected, self.open = "", [], [Node("", "", 0, 0)]
+        self._begin()
         return [segment] if segment.has_words else [source]
+
+    def _protect(self) -> None:
+        """Protects text between tags, text that has tags within it, and annotated words that are quoted."""
+        for start, end in self._quoted() if self.rubies else ():
+            self._take(start, end)
+        for stretch in self.stretches:
+            first, last = (stretch[0][0], stretch[-1][1]) if len(stretch) > 1 else (0, 0)
+            for match in PROTECTED.finditer(self.text[first:last]):
+                start, end = first + match.start(), first + match.end()
+                if stretch[bisect_right(stretch, start, key=lambda each: each[0]) - 1][1] < end:
+                    self._take(start, end, match.lastgroup == "host")
+        taken = sorted(self.protected)
+        for first, last in (chunk for stretch in self.stretches for chunk in stretch):
+            for match in PROTECTED.finditer(self.text[first:last]):
+                start, end = first + match.start(), first + match.end()
+                place = bisect_right(taken, start, key=lambda each: each[1])
+                if place == len(taken) or end <= taken[place][0]:
+                    self._take(start, end)
+        self.protected.sort()
+
+    def _quoted(self) -> list[Span]:
+        """Returns the annotated words (ruby) of a sentence that has no other words in their script."""
+        starts, ends = [start for start, _ in self.rubies], [end for _, end in self.rubies]
+        around = "".join(
+            self.text[end:start] for end, start in zip([0, *ends], [*starts, len(self.text)], strict=True)
+        )
+        return self.rubies if has_words(around) and not IDEOGRAPH.search(around) else []
+
+    def _take(self, start: int, end: int, is_word: bool = False) -> None:
+        """
+        Protects text with the pairs of tags within it and around nothing else, which are written as they were. It is
+        not protected if one half of a pair is outside, or, for a word that may be two, if there is a pair within it.
+        """
+        nodes = self.open[0].nodes
+        while True:
+            first = bisect_right(nodes, start, key=lambda node: node.end)
+            around = nodes[first] if first < len(nodes) else None
+            if around is None or around.start > start or around.end < end or around.end - around.start == end - start:
+                break
+            nodes = around.nodes
+        last = bisect_left(nodes, end, key=lambda node: node.start)
+        inside = nodes[first:last]
+        if any(
+            node.start < start or node.end > end or (is_word and 0 < node.end - node.start < end - start)
+            for node in inside
+        ):
+            return
+        del nodes[first:last]
+        self.protected.append((start, end, self._written(start, end, inside)))
+
+    def _written(self, start: int, end: int, nodes: Sequence[Node]) -> str:
+        """Returns a part of the text with these tags."""
+        parts = []
+        for node in nodes:
+            parts += [self._escaped(start, node.start), node.before]
+            parts += [self._written(node.start, node.end, node.nodes), node.after]
+            start = node.end
+        return "".join([*parts, self._escaped(start, end)])
+
+    def _escaped(self, start: int, end: int) -> str:
+        return html.escape(self.text[start:end], quote=False) if self.as_html else self.text[start:end]
 
     def _is_spurious(self, place: int) -> bool:
         """Returns whether there is white space in front of a place that should not be there, without a tag."""
@@ -246,7 +328,8 @@ class _Tags:
                 return place, match.end(), match
             begin = next((each for each in COMMENT_DELIMITERS if self.text.startswith(each, place)), None)
             if begin is not None and begin not in self.unclosed:
-                end = self.text.find(COMMENT_DELIMITERS[begin], place + len(begin))
+                # <!--> is a comment.
+                end = self.text.find(COMMENT_DELIMITERS[begin], place + 2)
                 if end >= 0:
                     return place, end + len(COMMENT_DELIMITERS[begin]), None
                 self.unclosed.add(begin)
@@ -264,25 +347,21 @@ class _Tags:
 
 def _parse_html(text: str) -> list[str | Segment]:
     parts: list[str | Segment] = []
-    builder, tags, ends = _Builder(), _Tags(text), _ends(text)
+    builder, tags = _Builder(), _Tags(text)
     place = begin = 0
-    while (found := tags.find(place)) is not None:
-        start, after, match = found
+    for start, after, end, match in _markup(tags):
         builder.add_text(text[place:start])
-        place, markup = after, text[start:after]
+        place, markup = end, text[start:end]
         name = "" if match is None else match["name"].lower()
         opens = match is not None and not match["slash"]
-        is_void = name in VOID_TAGS or markup.endswith("/>")
-        keeps = match is not None and (name in RAW_TEXT_TAGS | CODE_TAGS or _keeps_content(match["attributes"]))
-        end = ends.get(after) if opens and not is_void and keeps else None
+        if name in WORD_TAGS:
+            builder.separate()
         if name in BLOCK_TAGS:
-            parts += builder.finish(text[begin:start])
-            begin = place = place if end is None else end[1]
-            parts.append(text[start:place])
-        elif end is not None:
-            builder.add_protected(tags.without(after, end[0]), text[start : end[1]])
-            place = end[1]
-        elif not name or (opens and is_void):
+            parts += [*builder.finish(text[begin:start]), markup]
+            begin = end
+        elif end > after and name not in RUBY_TAGS:
+            builder.add_protected(tags.without(after, text.rindex("<", start, end)), markup)
+        elif end > after or not name or (opens and (name in VOID_TAGS or markup.endswith("/>"))):
             builder.add_tag(markup)
         elif opens:
             builder.open_tag(markup)
@@ -292,26 +371,60 @@ def _parse_html(text: str) -> list[str | Segment]:
     return parts + builder.finish(text[begin:])
 
 
-def _keeps_content(attributes: str) -> bool:
-    """Returns whether the attributes of a tag say that its content is not translated."""
-    for name, value in ATTRIBUTE.findall(attributes):
-        words = value.strip("\"'").lower().split()
-        if (name.lower() == "translate" and words == ["no"]) or (name.lower() == "class" and "notranslate" in words):
-            return True
-    return False
+def _markup(tags: _Tags) -> Iterator[tuple[int, int, int, re.Match[str] | None]]:
+    """
+    Yields for each tag, comment and declaration where it starts, where it ends, where what is kept with it ends, and
+    the match if it is a tag. What is kept with a tag is its element, or nothing.
+    """
+    ends = _ends(tags.text)
+    place = 0
+    while (found := tags.find(place)) is not None:
+        start, after, match = found
+        place = after
+        if match is not None and after in ends and _is_kept(match, partial(tags.without, after, ends[after][0])):
+            place = ends[after][1]
+        yield start, after, place, match
 
 
-def _ends(text: str) -> dict[int, tuple[int, int]]:
+def _is_kept(tag: re.Match[str], content: Callable[[], str]) -> bool:
+    """Returns whether the content of an element is not translated."""
+    name, attributes = tag["name"].lower(), _attributes(tag["attributes"])
+    classes = attributes.get("class", "").lower().split()
+    if name in RAW_TEXT_TAGS | CODE_TAGS | RUBY_TAGS or "notranslate" in classes:
+        return True
+    if attributes.get("translate", "").strip().lower() == "no":
+        return True
+    if name != "a":
+        return False
+    # Names, and links whose text is their address or its beginning.
+    if not {"mention", "hashtag"}.isdisjoint(classes):
+        return True
+    shown = html.unescape(content()).strip().rstrip("….")
+    return re.fullmatch(r"\S*[./]\S*", shown) is not None and shown in attributes.get("href", "")
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """Returns the attributes of a tag and their values; of two with one name, the first has a meaning."""
+    found: dict[str, str] = {}
+    for name, value in ATTRIBUTE.findall(text):
+        found.setdefault(name.lower(), html.unescape(value.strip("\"'")))
+    return found
+
+
+def _ends(text: str) -> dict[int, Span]:
     """Returns where the second tags of pairs are, by the ends of the first ones."""
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, Span] = {}
     pending: defaultdict[str, list[int]] = defaultdict(list)
     for match in TAG.finditer(text):
         name = match["name"].lower()
         left = pending[name]
-        if match["slash"]:
-            if left:
-                found[left.pop()] = match.span()
+        if name == "ruby" or (name in RUBY_TAGS and not match["slash"]):
+            # Annotations may lack their second tag.
+            for other in (each for each in RUBY_TAGS if pending[each]):
+                found[pending[other].pop()] = (match.start(), match.start())
+        if match["slash"] and left:
+            found[left.pop()] = match.span()
         # Within a script, there are no tags.
-        elif not match[0].endswith("/>") and not (left and name in ("script", "style", "textarea")):
+        if not (match["slash"] or match[0].endswith("/>") or (left and name in ("script", "style", "textarea"))):
             left.append(match.end())
     return found

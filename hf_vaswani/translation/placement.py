@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..model.pipeline_vaswani import require_text
 from .alignment import Alignment, aligning_layers, end_if_over, translate_and_align
-from .markup import PROTECTED, SPACE, WORD, Node, Segment, all_nodes, parse
+from .markup import SPACE, WORD, Node, Segment, all_nodes, parse
+from .protected import PROTECTED
 
 Span = tuple[int, int]
 
@@ -95,8 +96,9 @@ def target_words(translation: str, texts: set[str]) -> list[Word]:
         start, end = (len(translation),) * 2 if match is None else match.span()
         look = place
         while (other := PROTECTED.search(translation, look, start)) is not None:
-            # Quotation marks without their other half may enclose anything.
-            if SPACE.search(other[0]):
+            # Names and domains may be words of the translation; quotation marks without their other half may enclose
+            # anything.
+            if other.lastgroup is not None or SPACE.search(other[0]):
                 look = other.start() + 1
                 continue
             words += _words(translation, place, other.start())

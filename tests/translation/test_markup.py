@@ -2,35 +2,7 @@
 
 import pytest
 
-from hf_vaswani.translation.markup import PROTECTED, Segment, parse
-
-
-def kept(text: str) -> list[str]:
-    return [match[0] for match in PROTECTED.finditer(text)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Hello {name}, {0!r:>10} ${x} {{y}} {}", ["{name}", "{0!r:>10}", "${x}", "{{y}}", "{}"]),
-        ("%s of %d, %1$s, %(name)s, %.2f, %-5d, %*d", ["%s", "%d", "%1$s", "%(name)s", "%.2f", "%-5d", "%*d"]),
-        ("50% of it, 100%sure, 5 % done, 1 {b c} d", []),
-        ("%dx%d %dms %(n)sGB %lld %@ 100%%", ["%d", "%d", "%d", "%(n)s", "%lld", "%@", "%%"]),
-        ("%{name} #{name} {{ name }} {{{name}}}", ["%{name}", "#{name}", "{{ name }}", "{{{name}}}"]),
-        (
-            "See :func:`len`, :py:class:`~a.B`, ``x = 1`` and `code`.",
-            [":func:`len`", ":py:class:`~a.B`", "``x = 1``", "`code`"],
-        ),
-        ("See :ref:`the text <label>`.", []),
-        (
-            "Go to https://x.org/a_(b)?c=d#e. Write to me.you@x.org, too.",
-            ["https://x.org/a_(b)?c=d#e", "me.you@x.org"],
-        ),
-        ("a {b c} d, f(x), a@b", []),
-    ],
-)
-def test_what_is_protected(text, expected) -> None:
-    assert kept(text) == expected
+from hf_vaswani.translation.markup import Segment, parse
 
 
 def plain(text: str, kind: str = "html") -> list[str]:
@@ -53,6 +25,18 @@ def plain(text: str, kind: str = "html") -> list[str]:
         ("<img> one <img> two <img>. three <br/><img>, four <b> five</b> ", ["one two. three", ", four  five"]),
         ('<a title=it\'s>one</a> <a href=/o\'neil b="\'>">two</a><img alt="5" tall">', ["one two"]),
         ("<b data-translate='no' title='translate=no' class='x-notranslate'>one</b>", ["one"]),
+        # Comments, sections and templates end where theirs do.
+        ("<!DOCTYPE html><![CDATA[<p>a > b]]><!--[if IE]><p>c</p><![endif]--><p>one", ["one"]),
+        ("one <!--> two <!---> three <%= a > b %> four <?php if ($a > 1) ?>.", ["one two three four."]),
+        ("<P CLASS=a CLASS=b>one <B>two</P>three<BR/>four <I>five</I>", ["one two", "three", "four five"]),
+        ("<svg><text>one</text></svg><textarea>two</textarea>three &#233;&#xe9;&eacute;", ["three ééé"]),
+        ("<button>one</button><button>two</button><label>three</label>four", ["one", "two", "three", "four"]),
+        # Signs within words that a reader does not see; where they stand alone, they may have a meaning.
+        ("one wo&shy;rd wo&#8203;rd wo&#xfeff;rd wo<wbr>rd", ["one word word word word"]),
+        ("one \u200b:cat:\u200b two", ["one \u200b:cat:\u200b two"]),
+        ("one <0>two</0> <1/>three 3 <4 5> 6", ["one two three 3 <4 5> 6"]),
+        # Annotations are beside what they annotate.
+        ("<ruby>東京<rp>(</rp><rt>とうきょう</rt><rp>)</rp></ruby>で<ruby>雪<rt>ゆき</ruby>だ", ["東京で雪だ"]),
         ("", []),
     ],
 )
@@ -70,7 +54,9 @@ def test_placeholders_are_a_kind_without_tags() -> None:
 
 
 @pytest.mark.variants(2)
-@pytest.mark.parametrize("beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "', "<pre>", "%0"])
+@pytest.mark.parametrize(
+    "beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "', "<pre>", "%0", "<%", "<ruby>", "<rt>"]
+)
 def test_what_never_ends_is_text(beginning) -> None:
     """A hundred thousand characters take less than the minutes of a search from each of them."""
     text = beginning * (100_000 // len(beginning))
@@ -82,3 +68,86 @@ def test_segments_without_words_are_kept(text) -> None:
     markup = f"<p>one</p><p>{text}</p><li><b>{text}</b></li>"
     assert plain(markup) == ["one"]
     assert "".join(part if isinstance(part, str) else part.text for part in parse(markup, "html")) == markup
+
+
+def protected(markup: str) -> list[str]:
+    """Returns how what is protected is written, and asserts that there are no tags besides it."""
+    (segment,) = (part for part in parse(markup, "html") if isinstance(part, Segment))
+    assert not segment.nodes
+    return [written for _, _, written in segment.protected]
+
+
+MASTODON = (
+    '<a href="https://hotels.example/blue" target="_blank" rel="nofollow noopener"><span class="invisible">https://</span>'
+    '<span class="ellipsis">hotels.example/</span><span class="invisible">blue</span></a>'
+)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        # As Mastodon, Pleroma, Misskey, Friendica and Lemmy write links, names and tags.
+        MASTODON,
+        MASTODON.replace('href="https://hotels.example/blue"', ""),
+        '<a href="https://hotels.example/blue/sky">hotels.example/blue/s…</a>',
+        '<a href="https://hotels.example/?a=1&amp;b=2">https://hotels.example/?a=1&amp;b=2</a>',
+        '<span class="h-card"><a href="https://a.example/@girl" class="u-url mention">@<span>girl</span></a></span>',
+        '<span class="h-card" translate="no"><a href="https://a.example/@girl" class="u-url mention">@<span>'
+        "girl</span></a></span>",
+        '<a href="https://a.example/@girl" class="u-url mention">@girl@a.example</a>',
+        '@<a href="https://a.example/girl" class="u-url mention"><span>girl</span></a>',
+        '<a href="https://a.example/tags/cats" class="mention hashtag" rel="tag">#<span>cats</span></a>',
+        '<a class="hashtag" data-tag="cats" href="https://a.example/tag/cats" rel="tag ugc">#cats</a>',
+        '<a href="https://a.example/tags/cats" rel="tag">#cats</a>',
+        '<a href="https://a.example/c/cats">!cats@a.example</a>',
+        # Any tags within.
+        "<span>@<b>girl</b></span>",
+        "#<b>cats</b>",
+        "<i>https://</i><b>hotels.example</b>/<i></i>blue",
+        "https://<wbr>hotels.example/<wbr><!-- one -->blue",
+        "{<b>name</b>}",
+        "{n, plural, one {<b>#</b> cat} other {<b>#</b> cats}}",
+        "<b><i>{name}</i></b>",
+        "``f(<i>x</i>)``",
+    ],
+)
+def test_tags_within_what_is_protected_stay_there(kept) -> None:
+    assert protected(f"<p>One {kept} two.</p>") == [kept]
+    assert protected(f"<p>{kept} one, {kept}</p>") == [kept, kept]
+
+
+@pytest.mark.parametrize(
+    ("markup", "kept"),
+    [
+        # Half a pair.
+        ("<b>See https://a.example</b>/path", ["https://a.example"]),
+        # What touches an address is a word of its own.
+        ("<b>Home</b><i>cats.com/x</i>", ["<i>cats.com/x</i>"]),
+        ("<a>Home</a><a>https://a.example</a>", ["<a>https://a.example</a>"]),
+        ("<i>See <a>#<span>cats</span></a>and dogs</i>", ["<a>#<span>cats</span></a>"]),
+        # Words of which the address has the letters.
+        ('<a href="https://a.example/cats">cats</a> and <a href="/either/or">either</a>', []),
+    ],
+)
+def test_tags_around_more_are_placed(markup, kept) -> None:
+    (segment,) = parse(markup, "html")
+    assert isinstance(segment, Segment) and segment.nodes
+    assert [written for _, _, written in segment.protected] == kept
+
+
+@pytest.mark.parametrize(
+    ("markup", "is_quoted"),
+    [
+        ("The word # is old.", True),
+        ("Слово # here", True),
+        ("古い#です。", False),
+        ("#", False),
+        ("#, #", False),
+    ],
+)
+def test_annotated_words_are_translated_with_their_language(markup, is_quoted) -> None:
+    ruby = "<ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>"
+    (segment,) = parse(markup.replace("#", ruby), "html")
+    assert isinstance(segment, Segment) and segment.text == markup.replace("#", "漢字")
+    assert [written for _, _, written in segment.protected] == ([ruby] if is_quoted else [])
+    assert bool(segment.nodes) != is_quoted
