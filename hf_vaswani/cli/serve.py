@@ -211,7 +211,7 @@ def _add_serve(verbs: Any) -> None:
     add_device(serve)
     add_search(serve)
     serve.add_argument(
-        "--char-limit", type=int, default=5000, metavar="N", help="most characters of a request; default: %(default)s"
+        "--char-limit", type=int, default=5000, metavar="N", help="most characters of a text; default: %(default)s"
     )
     serve.add_argument(
         "--batch-limit", type=int, default=100, metavar="N", help="most texts of a request; default: %(default)s"
@@ -279,7 +279,7 @@ def make_app(options: argparse.Namespace) -> Any:
 
     from ..model_names import with_revision
     from ..processes import processors
-    from ..serving.server import Limits, build_server
+    from ..serving.server import build_server
 
     # A process of its own starts with Python's settings.
     logging.basicConfig(format="%(message)s")
@@ -292,10 +292,16 @@ def make_app(options: argparse.Namespace) -> Any:
     return build_server(
         {name: _load(name, options) for name in with_revision(options.model, options.revision)},
         directions=_directions(options.direction),
-        limits=Limits(options.char_limit, options.batch_limit, options.queue_limit, options.deadline),
+        limits=_limits(options),
         api_keys=_api_keys(options.api_keys),
         origins=options.allow_origin,
     )
+
+
+def _limits(options: argparse.Namespace) -> Any:
+    from ..serving.requests import Limits
+
+    return Limits(options.char_limit, options.batch_limit, options.queue_limit, options.deadline)
 
 
 def _load(name: str, options: argparse.Namespace) -> Any:
@@ -372,6 +378,8 @@ def _serve(options: argparse.Namespace) -> None:
             "access_log": False,
             "log_level": "warning",
             "http": "h11",
+            # Some programs send text in the address.
+            "h11_max_incomplete_event_size": _limits(options).max_bytes,
             "ws": "none",
             "server_header": False,
             "limit_concurrency": MAX_CONNECTIONS,

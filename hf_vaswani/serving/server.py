@@ -4,22 +4,24 @@ import asyncio
 import copy
 import json
 import logging
-import secrets
+import re
 import time
 import traceback
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Coroutine, Mapping, MutableMapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
-from urllib.parse import parse_qsl
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from ..extras import extra
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import end_if_over
+from ..translation.markup import Segment, parse
+from ..translation.protected import PROTECTED
 from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
-from .directions import Directions, LanguageError, language_name
+from .directions import AUTO, Direction, Directions, Guess, LanguageError, language_name
 from .metrics import Metrics
+from .requests import FORMS, JSON, Body, DetectRequest, Limits, RefusedError, TranslateRequest, read
 
 with extra("serve"):
     from fastapi import APIRouter, Depends, FastAPI, Request
@@ -27,181 +29,27 @@ with extra("serve"):
     from fastapi.responses import HTMLResponse, JSONResponse, Response
     from fastapi.routing import APIRoute
     from prometheus_client import CONTENT_TYPE_LATEST
-    from pydantic import BaseModel, Field, ValidationError
+    from pydantic import BaseModel
     from starlette.exceptions import HTTPException
-    from starlette.formparsers import MultiPartException, MultiPartParser
     from starlette.requests import ClientDisconnect
 
 logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).with_name("server.html")
-MAX_ALTERNATIVES = 10
-# In bytes: what a request may have beside its text, and of each character, which JSON can write as "\ud83d\ude00".
-REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
 # Most bytes of the texts of a short request: no token has less than a byte.
 MAX_SHORT_BYTES = 1000
-# In seconds, to send the body of a request.
-BODY_TIMEOUT = 30.0
+# Most characters of a text whose placeholders are kept: its words are paired with those of its translation.
+MAX_PROTECTED = 10_000
 # Innermost stack frames that are logged of a failure.
 FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
 CLIENT_IS_GONE = 499
-# Largest number of fields in a form.
-MAX_FIELDS = 20
-JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
 
 Scope: TypeAlias = MutableMapping[str, Any]
 T = TypeVar("T")
-Body = TypeVar("Body", bound="RequestBody")
-
-
-# ---- Requests ----------------------------------------------------------------------------------------------------
-
-
-class RequestBody(BaseModel):
-    """Body of a request, as JSON or as a form."""
-
-    q: Any
-    api_key: str | None = Field(None, description="API key, where the server asks for one")
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the request."""
-        return [self.q] if isinstance(self.q, str) else self.q
-
-
-class TranslateRequest(RequestBody):
-    """Body of `/translate`, as JSON or as a form."""
-
-    q: str | list[str] = Field(description="a text, or a list of texts")
-    source: str = Field(description="the code of the source language, or auto")
-    target: str = Field(description="the code of the target language")
-    format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
-    alternatives: int = Field(
-        0, ge=0, le=MAX_ALTERNATIVES, description="a number of further translations, from 0 to 10"
-    )
-
-
-class DetectRequest(RequestBody):
-    """Body of `/detect`, as JSON or as a form."""
-
-    q: str = Field(description="a text")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """
-    What a server accepts.
-
-    Attributes:
-        characters (`int`): of the texts of a request.
-        texts (`int`): in a request.
-        waiting (`int`): texts that wait for their translation, those of short requests and others each; beyond them,
-            requests are answered by 429.
-        deadline (`float`, *optional*): in seconds, for a translation; one that is not ready then is answered by 503.
-    """
-
-    characters: int = 5000
-    texts: int = 100
-    waiting: int = 1000
-    deadline: float | None = 30.0
-
-    def check(self, texts: list[str]) -> None:
-        """Raises a [`RefusedError`] if the texts of a request are too long, too many or not valid Unicode."""
-        if len(texts) > self.texts:
-            raise RefusedError(400, f"There are {len(texts)} texts, but at most {self.texts} are accepted.")
-        characters = sum(map(len, texts))
-        if characters > self.characters:
-            raise RefusedError(
-                400, f"The text has {characters:,} characters, but at most {self.characters:,} are accepted."
-            )
-        try:
-            "".join(texts).encode()
-        except UnicodeEncodeError as error:
-            raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.") from error
-
-
-async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """Reads the body of a request: at most so many bytes, in limited time."""
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            async for part in request.stream():
-                body += part
-                if len(body) > max_bytes:
-                    raise RefusedError(413, f"The request is larger than {max_bytes:,} bytes.")
-    except TimeoutError as error:
-        raise RefusedError(408, f"The request did not arrive within {BODY_TIMEOUT:.0f} s.") from error
-    return body
-
-
-async def read_fields(request: Request, body: bytes) -> dict[str, Any]:
-    """Reads the fields of a body, JSON or a form."""
-    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    # curl -d sends JSON as a form, too.
-    if media not in FORMS or body.lstrip().startswith(b"{"):
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(400, "The body is neither JSON nor a form.") from error
-        if not isinstance(fields, dict):
-            raise RefusedError(400, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.')
-        return fields
-    pairs: list[tuple[str, Any]]
-    try:
-        if media == FORMS[0]:
-            # The standard has everything in percent signs, and curl -d sends it as it is.
-            pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
-        else:
-
-            async def parts() -> AsyncGenerator[bytes, None]:
-                yield body
-
-            parser = MultiPartParser(request.headers, parts(), max_files=0, max_fields=MAX_FIELDS)
-            pairs = (await parser.parse()).multi_items()
-    except (ValueError, MultiPartException) as error:
-        raise RefusedError(400, "The form cannot be read: it must be UTF-8, without files.") from error
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise RefusedError(400, "A field of the form is given twice: a list of texts needs JSON.")
-    # An empty field is one that is left out, but a text may be empty.
-    return {name: value for name, value in fields.items() if value or name == "q"}
-
-
-def check_key(request: Request, given: str | None, keys: Collection[bytes]) -> None:
-    """
-    Checks the API key of a request, if there are any keys.
-
-    Args:
-        request (`Request`): the request, whose headers may have the key.
-        given (`str`, *optional*): the key in its body.
-        keys (`Collection[bytes]`): the keys, in UTF-8.
-
-    Raises:
-        RefusedError: there is no key, or a wrong one.
-    """
-    if not keys:
-        return
-    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    # Headers are decoded byte by byte.
-    headers = [request.headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-    sent = [(given or "").encode("utf-8", "replace"), *(header.encode("latin-1") for header in headers)]
-    if not any(sent):
-        raise RefusedError(403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer.")
-    # All are compared, so that the time says nothing about them.
-    if not sum(secrets.compare_digest(one, key) for one in sent for key in keys):
-        raise RefusedError(403, "The API key is wrong.")
 
 
 # ---- Errors and the log ------------------------------------------------------------------------------------------
-
-
-class RefusedError(Exception):
-    """A request is answered by this status and sentence."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -248,6 +96,8 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
+        # Addresses are often written with a slash at the end, to which a program adds its own.
+        scope["path"] = re.sub("/{2,}", "/", scope["path"])
 
         async def send_on(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -261,7 +111,8 @@ class RequestLog:
             log_failure(error)
             if status == 0:
                 await refusal(500, "The server failed.")(scope, receive, send_on)
-        path, seconds = scope["path"] if scope["path"] in PATHS else "other", time.perf_counter() - start
+        seconds, path = time.perf_counter() - start, scope["path"].removeprefix(scope.get("root_path", ""))
+        path = path if path in PATHS else "other"
         self.metrics.requests.labels(path, str(status)).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         size = scope.get("state", {}).get("size", "")
@@ -280,7 +131,7 @@ def log_failure(error: Exception) -> None:
 class BatchTranslator:
     """
     Translates texts of one kind in a thread of the [`Batcher`]. It asks [`end_if_over`] between the steps of a search
-    and before each batch of an engine.
+    and before each batch of an engine. Placeholders, URLs and addresses of plain text are kept as well.
 
     Args:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
@@ -312,29 +163,39 @@ class BatchTranslator:
         """
         name, source, target, text_format, count = kind
         pipeline = (self.pipelines if count == 1 else self.for_alternatives)[name]
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"src_lang": source, "tgt_lang": target}
         if count > 1:
             # The model's own search may be narrower.
             beams = pipeline.model.generation_config.num_beams or 1
-            settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
+            settings |= {"num_return_sequences": count, "num_beams": max(count, beams)}
+        numbers: defaultdict[str | None, list[int]] = defaultdict(list)
+        for number, text in enumerate(texts):
+            numbers["html" if text_format == "html" else _markup_of(text, pipeline)].append(number)
+        found: list[list[str]] = [[] for _ in texts]
         try:
-            found = pipeline(
-                texts,
-                src_lang=source,
-                tgt_lang=target,
-                split_sentences=True,
-                markup="html" if text_format == "html" else None,
-                batch_size=MAX_TEXTS,
-                stopping_criteria=[EndCriteria(end_if_over)],
-                **settings,
-            )
+            for markup, several in numbers.items():
+                translations = pipeline(
+                    [texts[number] for number in several],
+                    split_sentences=True,
+                    markup=markup,
+                    batch_size=MAX_TEXTS,
+                    stopping_criteria=[EndCriteria(end_if_over)],
+                    **settings,
+                )
+                for number, each in zip(several, translations, strict=True):
+                    candidates = each if isinstance(each, list) else [each]
+                    found[number] = [candidate["translation_text"] for candidate in candidates]
         finally:
             if self.returns_memory:
                 return_freed_memory()
-        return [
-            [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
-            for candidates in found
-        ]
+        return found
+
+
+def _markup_of(text: str, pipeline: VaswaniTranslationPipeline) -> str | None:
+    """Returns the markup of a plain text: placeholders, if it has any that the model's attention can place."""
+    config: Any = pipeline.model.config
+    can_align = config.model_type == "vaswani" and config.is_encoder_decoder and pipeline.tokenizer.is_fast
+    return "placeholders" if can_align and len(text) <= MAX_PROTECTED and PROTECTED.search(text) else None
 
 
 def _in_time(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
@@ -397,31 +258,60 @@ class Service:
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """Reads the body of a request, and checks its fields, its key and its texts."""
-        max_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * self.limits.characters
-        fields = await read_fields(request, await read_bytes(request, max_bytes))
-        try:
-            asked = kind.model_validate(fields)
-        except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-            meaning = kind.model_fields[name].description
-            missing = error.errors()[0]["type"] == "missing"
-            raise RefusedError(400, f"{name} {'is missing: it is' if missing else 'must be'} {meaning}.") from error
-        check_key(request, asked.api_key, self.keys)
-        self.limits.check(asked.texts)
-        return asked
+        return await read(request, kind, self.limits, self.keys)
 
-    async def translate(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
-        """Translates texts, see [`BatchTranslator`], in a batch with those of other requests."""
+    async def translate(self, asked: TranslateRequest) -> tuple[list[list[str]], list[Guess] | None]:
+        """
+        Translates the texts of a request, in batches with those of other requests.
+
+        Returns:
+            `list[list[str]]`: the translations of each text, best first, or itself alone if it is given back.
+            `list[Guess]`, *optional*: the languages of the texts, if they were to be recognised.
+        """
+        texts, words = asked.texts, asked.texts
+        if asked.source.lower() == AUTO:
+            words = [_words_of(text, asked.format) for text in texts]
+        # To recognise the languages of a long list takes a while.
+        directions, guesses = await asyncio.to_thread(self.directions.resolve, words, asked.source, asked.target)
+        found = [[text] for text in texts]
+        numbers: defaultdict[Direction, list[int]] = defaultdict(list)
+        for number, direction in enumerate(directions):
+            if direction is not None:
+                numbers[direction].append(number)
         batcher = self.batchers[sum(len(text.encode()) for text in texts) > MAX_SHORT_BYTES]
+
+        async def translate(direction: Direction, several: list[int]) -> None:
+            kind = (*direction, asked.format, asked.alternatives + 1)
+            for number, each in zip(several, await batcher.submit(kind, [texts[i] for i in several]), strict=True):
+                found[number] = each
+
         try:
-            found = await batcher.submit(kind, texts)
-        except ValueError as error:
+            async with asyncio.TaskGroup() as tasks:
+                for direction, several in numbers.items():
+                    tasks.create_task(translate(direction, several))
+        except ExceptionGroup as group:
+            error = group.exceptions[0]
+            if not isinstance(error, ValueError):
+                raise error from None
             # Such as a text that is too long for the positions of the model.
             log_failure(error)
             raise RefusedError(400, "The model cannot translate this text.") from error
         self.metrics.texts.inc(len(texts))
         self.metrics.characters.inc(sum(map(len, texts)))
-        return found
+        return found, guesses
+
+
+def _words_of(text: str, text_format: str) -> str:
+    """Returns what of a text is translated, by which its language is recognised."""
+    words = []
+    for part in parse(text, "html" if text_format == "html" else "placeholders"):
+        if isinstance(part, Segment):
+            place = 0
+            for start, end, _ in part.protected:
+                words.append(part.text[place:start])
+                place = end
+            words.append(part.text[place:])
+    return " ".join(words)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -464,25 +354,20 @@ def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
 async def translate(request: Request, service: Shared) -> Response:
     """Translates a text, or each text of a list."""
     asked = await service.read(request, TranslateRequest)
-    texts = asked.texts
-    request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
-    direction, guess = service.directions.resolve(texts, asked.source, asked.target)
-    work = service.translate((*direction, asked.format, asked.alternatives + 1), texts)
-    found = await unless_gone(request, work)
+    request.state.size = f", {len(asked.texts)} texts, {sum(map(len, asked.texts)):,} characters"
+    found, guesses = await unless_gone(request, service.translate(asked))
     # A text has one answer, and a list a list of each.
-    is_single = isinstance(asked.q, str)
-    best, others = [each[0] for each in found], [each[1:] for each in found]
-    answer: dict[str, Any] = {"translatedText": best[0] if is_single else best}
+    answer: dict[str, Any] = {"translatedText": [best for best, *_ in found]}
     if asked.alternatives:
-        answer["alternatives"] = others[0] if is_single else others
-    if guess is not None:
-        answer["detectedLanguage"] = guess if is_single else [guess] * len(best)
-    return JSONResponse(answer)
+        answer["alternatives"] = [others for _, *others in found]
+    if guesses is not None:
+        answer["detectedLanguage"] = guesses
+    return JSONResponse({name: each[0] for name, each in answer.items()} if isinstance(asked.q, str) else answer)
 
 
 @router.get("/languages")
 async def languages(service: Shared) -> list[dict[str, Any]]:
-    """Returns the source languages, each with its target languages."""
+    """Returns the languages, each with its target languages."""
     return service.directions.languages()
 
 
@@ -490,8 +375,7 @@ async def languages(service: Shared) -> list[dict[str, Any]]:
 async def detect(request: Request, service: Shared) -> list[dict[str, Any]]:
     """Recognises the language of a text."""
     asked = await service.read(request, DetectRequest)
-    guess = service.directions.detect(asked.q)
-    return [] if guess is None else [dict(guess)]
+    return [dict(service.directions.detect("\n".join(asked.texts)))]
 
 
 @router.head("/health", include_in_schema=False)
@@ -522,6 +406,7 @@ async def settings(service: Shared) -> dict[str, Any]:
         "frontendTimeout": 500,
         "language": {side: {"code": code, "name": language_name(code)} for side, code in codes},
         "suggestions": False,
+        "filesTranslation": False,
         "supportedFilesFormat": [],
     }
 
@@ -531,7 +416,6 @@ async def page(service: Shared) -> HTMLResponse:
     """Returns a page to translate in a browser."""
     facts = {
         "languages": service.directions.languages(),
-        "targets": {code: language_name(code) for code in service.directions.targets},
         "needsKey": bool(service.keys),
         "mostCharacters": service.limits.characters,
     }

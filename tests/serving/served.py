@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -31,6 +32,34 @@ def make_pipeline(*pairs: tuple[str, str]) -> Any:
     model.config.language_pairs = [list(pair) for pair in pairs] or None
     model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
     return VaswaniTranslationPipeline(model, tokenizer)
+
+
+def model_of(*pairs: tuple[str, str]) -> Any:
+    """Returns a pipeline that only knows what it translates."""
+    config = SimpleNamespace(language_pairs=[list(pair) for pair in pairs])
+    return SimpleNamespace(model=SimpleNamespace(config=config), engine=None)
+
+
+def echo(kind: Any, texts: list[str]) -> list[list[str]]:
+    """Answers `"de: Hello"`, and further translations `"de1: Hello"`, as a batch of translations."""
+    _, _, target, _, count = kind
+    return [[f"{target}{number or ''}: {text}" for number in range(count)] for text in texts]
+
+
+def echo_app(*pairs: tuple[str, str], **settings: Any) -> Any:
+    """Builds a server whose translations are those of `echo`; its `app.state.kinds` are what was asked of models."""
+    from hf_vaswani.serving.server import build_server
+
+    app = build_server({"one": model_of(*pairs)}, **settings)
+    app.state.kinds = []
+
+    def translate(kind: Any, texts: list[str]) -> list[list[str]]:
+        app.state.kinds.append(kind)
+        return echo(kind, texts)
+
+    for batcher in app.state.batchers:
+        batcher.translate = translate
+    return app
 
 
 class Served:

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
 import transformers
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from hf_vaswani.serving import server as serving
@@ -24,7 +25,7 @@ from hf_vaswani.serving.server import Limits, build_server
 from hf_vaswani.translation.alignment import ended_by
 
 from ..conftest import dear
-from .served import make_pipeline
+from .served import echo_app, make_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +36,6 @@ def pipeline(teacher) -> Any:
 @pytest.fixture(scope="module")
 def client(pipeline) -> Iterator[Any]:
     with TestClient(build_server({"one": pipeline})) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def strict_client(pipeline) -> Iterator[Any]:
-    with TestClient(build_server({"one": pipeline}, limits=Limits(50, 5))) as found:
         yield found
 
 
@@ -95,26 +90,6 @@ def test_alternatives(client, pipeline, text_format) -> None:
     assert [len(each) for each in several["alternatives"]] == [3, 3]
 
 
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-LANGUAGES = "&source=en&target=de"
-
-
-@pytest.mark.parametrize(
-    ("text", "request_body"),
-    [
-        ("abc", {"data": {"q": "abc", "source": "en", "target": "de", "alternatives": "0"}}),
-        ("abc", {"files": {"q": (None, "abc"), "source": (None, "en"), "target": (None, "de")}}),
-        # As curl -d sends it.
-        ("abc", {"content": '{"q": "abc", "source": "en", "target": "de"}', "headers": FORM}),
-        ("Mädchen", {"content": f"q=Mädchen{LANGUAGES}".encode(), "headers": FORM}),
-        ("Mädchen", {"content": f"q=M%C3%A4dchen{LANGUAGES}", "headers": FORM}),
-        ("", {"content": f"q={LANGUAGES}&alternatives=&api_key=", "headers": FORM}),
-    ],
-)
-def test_forms(client, text, request_body) -> None:
-    assert client.post("/translate", **request_body).json() == ask(client, q=text).json()
-
-
 @pytest.mark.slow
 def test_alternatives_beside_an_engine(pipeline, teacher) -> None:
     pytest.importorskip("ctranslate2")
@@ -151,7 +126,9 @@ def test_the_language_is_recognised(monkeypatch) -> None:
         assert [kind[:3] for kind in kinds] == [("one", "fr", "de")] * 2 + [("one", "de", "en")]
         (found,) = client.post("/detect", json={"q": french}).json()
         assert found["language"] == "fr" and 50 < found["confidence"] <= 100
-        assert client.post("/detect", data={"q": "12"}).json() == []
+        assert client.post("/detect", data={"q": "12"}).json() == [{"language": "en", "confidence": 0.0}]
+        (found,) = client.post("/detect", json={"q": [french, french]}).json()
+        assert found["language"] == "fr"
 
 
 def test_each_pair_of_languages_has_its_model(pipeline, monkeypatch) -> None:
@@ -162,68 +139,77 @@ def test_each_pair_of_languages_has_its_model(pipeline, monkeypatch) -> None:
         assert [each["code"] for each in client.get("/languages").json()] == ["en", "de"]
 
 
-# ---- What is refused ---------------------------------------------------------------------------------------------
+GERMAN, ENGLISH = "Die Katze schläft auf dem Tisch.", "The cat sleeps on the table."
 
 
-def asked(**body: Any) -> dict[str, str]:
-    return {"content": json.dumps(ASKED | body)}
+def test_text_in_the_target_language_is_given_back() -> None:
+    app = echo_app(("en", "de"), ("fr", "de"))
+    with TestClient(app) as client:
+        answer = ask(client, q=GERMAN, source="auto", alternatives=2).json()
+        assert answer.pop("detectedLanguage")["language"] == "de"
+        assert answer == {"translatedText": GERMAN, "alternatives": []}
+        texts = [GERMAN, ENGLISH, "", "Il fait beau aujourd'hui.", "42", GERMAN]
+        answer = ask(client, q=texts, source="auto").json()
+        expected = [texts[0], f"de: {texts[1]}", "", f"de: {texts[3]}", "42", texts[5]]
+        assert [each.removeprefix("de: ") for each in answer["translatedText"]] == texts
+        assert [answer["translatedText"][i] for i in (0, 1, 3, 5)] == [expected[i] for i in (0, 1, 3, 5)]
+        assert [each["language"] for each in answer["detectedLanguage"]][:2] == ["de", "en"]
+        app.state.kinds.clear()
+        for source, target in (("de", "de"), ("en", "en-GB"), ("EN", "en")):
+            assert ask(client, q=[ENGLISH], source=source, target=target).json() == {"translatedText": [ENGLISH]}
+        assert ask(client, q="42", source="auto").json()["translatedText"] == "42" and not app.state.kinds
 
 
-NO_FORM = "The form cannot be read: it must be UTF-8, without files."
+@pytest.mark.parametrize("text_format", ["text", "html"])
+def test_the_language_of_html_is_that_of_its_text(text_format) -> None:
+    link = '<a class="mention" href="https://mastodon.example/@girl"><span>The weather</span></a>'
+    text = f'<p translate="no">The weather is fine today.</p><p>{GERMAN} <code>{ENGLISH}</code> {link}</p>' * 2
+    text = text if text_format == "html" else f"{GERMAN} https://example.org/the/weather/is/fine `and_today_the_cat`"
+    with TestClient(echo_app(("en", "de"))) as client:
+        answer = ask(client, q=text, source="auto", format=text_format).json()
+        assert answer["detectedLanguage"]["language"] == "de" and answer["translatedText"] == text
 
 
-@pytest.mark.parametrize(
-    ("request_body", "message"),
-    [
-        (asked(source="fr"), "fr-de is not translated here, only en-de."),
-        (asked(source="auto", target="fr"), "Nothing is translated into fr here, only into de."),
-        (asked(source="\ud800"), "?-de is not translated here, only en-de."),
-        (asked(q=5), "q must be a text, or a list of texts."),
-        (asked(q=["a", None]), "q must be a text, or a list of texts."),
-        (asked(format="pdf"), "format must be text, or html whose tags are kept."),
-        (asked(alternatives=11), "alternatives must be a number of further translations, from 0 to 10."),
-        (asked(alternatives="many"), "alternatives must be a number of further translations, from 0 to 10."),
-        (asked(target=None), "target must be the code of the target language."),
-        (asked(q="x" * 51), "The text has 51 characters, but at most 50 are accepted."),
-        (asked(q=["x" * 26] * 2), "The text has 52 characters, but at most 50 are accepted."),
-        (asked(q=["x"] * 6), "There are 6 texts, but at most 5 are accepted."),
-        (asked(q="x\ud800"), "The text is no Unicode: it has an unpaired surrogate."),
-        ({"content": b""}, "The body is neither JSON nor a form."),
-        ({"content": b"nonsense"}, "The body is neither JSON nor a form."),
-        ({"content": b"\xff"}, "The body is neither JSON nor a form."),
-        ({"content": b"[" * 50_000}, "The body is neither JSON nor a form."),
-        ({"content": b'"text"'}, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.'),
-        ({"json": {"source": "en", "target": "de"}}, "q is missing: it is a text, or a list of texts."),
-        ({"files": {"q": ("q.txt", b"abc")}}, NO_FORM),
-        ({"content": b"q=M\xe4dchen" + LANGUAGES.encode(), "headers": FORM}, NO_FORM),
-        ({"content": b"q=M%E4dchen" + LANGUAGES.encode(), "headers": FORM}, NO_FORM),
-        (
-            {"content": f"q=a&q=b{LANGUAGES}", "headers": FORM},
-            "A field of the form is given twice: a list of texts needs JSON.",
-        ),
-    ],
-    ids=lambda value: str(value)[:90],
-)
-def test_bad_requests_are_one_sentence(strict_client, request_body, message) -> None:
-    answer = strict_client.post("/translate", **request_body)
-    assert (answer.status_code, answer.json()) == (400, {"error": message})
+def test_errors_of_one_language_are_those_of_the_request(monkeypatch) -> None:
+    app, texts = echo_app(("en", "de"), ("fr", "de")), [ENGLISH, "Il fait beau aujourd'hui."]
+
+    def fail(kind: Any, texts: list[str]) -> Any:
+        if kind[1] == "fr":
+            raise ValueError("too long")
+        return [[text] for text in texts]
+
+    with TestClient(app) as client:
+        monkeypatch.setattr(app.state.batchers[0], "translate", fail)
+        answer = ask(client, q=texts, source="auto")
+        assert (answer.status_code, answer.json()) == (400, {"error": "The model cannot translate this text."})
+        assert ask(client, q=texts[:1], source="auto").status_code == 200
+    late = echo_app(("en", "de"), ("fr", "de"), limits=Limits(deadline=0.1))
+    with TestClient(late) as client:
+        monkeypatch.setattr(late.state.batchers[0], "translate", lambda *_: time.sleep(0.3))
+        assert ask(client, q=texts, source="auto").status_code == 503
 
 
-def test_large_bodies(pipeline, monkeypatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_OVERHEAD", 1000)
-    with TestClient(build_server({"one": pipeline}, limits=Limits(100))) as client:
-        answer = client.post("/translate", content=b"x" * 3000)
-        assert (answer.status_code, answer.json()) == (413, {"error": "The request is larger than 2,200 bytes."})
-        assert 'hf_vaswani_requests_total{path="/translate",status="413"} 1.0' in client.get("/metrics").text
-        # A text of so many characters is accepted however JSON writes them.
-        text = json.dumps({"q": "😀" * 100, "source": "en", "target": "de"})
-        assert len(text) > 1200 and client.post("/translate", content=text).status_code == 200
+PLACEHOLDERS = ["one {name} two", "one https://example.org/one two", "one %(two)s", "one two. Nine {x} six.\n\nseven"]
 
 
-def test_a_body_that_does_not_arrive(pipeline, monkeypatch) -> None:
-    monkeypatch.setattr(serving, "BODY_TIMEOUT", 0.05)
-    sent = asyncio.run(answers_to(build_server({"one": pipeline}), lambda: asyncio.sleep(60)))
-    assert sent[0]["status"] == 408 and json.loads(sent[1]["body"]).keys() == {"error"}
+@pytest.mark.parametrize("count", [1, 3])
+def test_placeholders_of_plain_text_are_kept(pipeline, monkeypatch, count) -> None:
+    texts = [PLACEHOLDERS[0], "one two", *PLACEHOLDERS[1:], "nine <b>six</b>"]
+    settings = {"num_return_sequences": count, "num_beams": count} if count > 1 else {}
+    expected = [
+        pipeline(text, split_sentences=True, markup="placeholders" if text in PLACEHOLDERS else None, **settings)
+        for text in texts
+    ]
+    translator = serving.BatchTranslator({"one": pipeline})
+    found = translator(("one", "en", "de", "text", count), texts)
+    assert found == [texts_of(each) for each in expected]
+    for text, translations in zip(texts, found, strict=True):
+        for kept in ("{name}", "https://example.org/one", "%(two)s", "{x}"):
+            assert all(each.count(kept) == text.count(kept) for each in translations)
+    # What cannot be aligned is translated as it is.
+    monkeypatch.setattr(serving, "MAX_PROTECTED", 5)
+    plain = texts_of(pipeline(PLACEHOLDERS, split_sentences=True))
+    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) == [[each] for each in plain]
 
 
 # ---- Translations that end early ---------------------------------------------------------------------------------
@@ -239,13 +225,13 @@ def endless_pipeline() -> Any:
 def test_a_translation_ends_at_its_deadline() -> None:
     pipeline = endless_pipeline()
     limits = pipeline.model.generation_config.max_new_tokens, 2
-    with TestClient(build_server({"one": pipeline}, limits=Limits(deadline=0.2))) as client:
+    with TestClient(build_server({"one": pipeline}, limits=Limits(deadline=1.0))) as client:
         for more in ({}, {"alternatives": 2}, {"format": "html"}):
             pipeline.model.generation_config.max_new_tokens = limits[0]
             start = time.monotonic()
             answer = ask(client, q="Ab ca. Abc cab.", **more)
             assert answer.status_code == 503
-            assert answer.json() == {"error": "The translation was not ready within 0.2 s."}
+            assert answer.json() == {"error": "The translation was not ready within 1 s."}
             assert client.app.state.batchers[0].is_free(within=10) and time.monotonic() - start < 10
             pipeline.model.generation_config.max_new_tokens = limits[1]
             assert ask(client, **more).status_code == client.get("/health").status_code == 200
@@ -405,12 +391,21 @@ def test_paths_and_methods(client) -> None:
     answer = client.get("/translate")
     assert (answer.status_code, answer.json()) == (405, {"error": "GET is not for this path."})
     assert client.get("/health").json() == {"status": "ok"}
+    # As of an address that ends in a slash.
+    assert client.post("http://testserver//translate", json=ASKED).json() == ask(client).json()
+    assert (
+        client.get("http://testserver//languages").status_code == client.get("/frontend//settings").status_code == 200
+    )
     spec = client.get("/spec").json()
     assert {"/translate", "/languages", "/detect", "/health"} <= set(spec["paths"])
     body = spec["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["required"]) == {"q", "source", "target"}
     settings = client.get("/frontend/settings").json()
-    assert settings["charLimit"] == 5000 and settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert (
+        settings["charLimit"] == 5000
+        and not settings["filesTranslation"]
+        and settings["language"]["target"] == {"code": "de", "name": "German"}
+    )
 
 
 def test_keys(pipeline) -> None:
@@ -435,6 +430,16 @@ def test_a_full_queue_says_when_to_come_back(pipeline, monkeypatch) -> None:
         assert answer.status_code == 429
         assert answer.json() == {"error": f"The server is busy: try again in {answer.headers['retry-after']} s."}
         assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_server_within_another_one(pipeline) -> None:
+    app, outer = build_server({"one": pipeline}), FastAPI()
+    outer.mount("/mt", app)
+    with TestClient(outer) as client:
+        for path in ("/mt/translate", "/mt//translate"):
+            assert client.post(path, json=ASKED).status_code == 200
+        assert client.get("/mt/").status_code == 200
+        assert 'hf_vaswani_requests_total{path="/translate",status="200"} 2.0' in client.get("/mt/metrics").text
 
 
 def test_other_origins_are_let_in_by_name(pipeline) -> None:
