@@ -154,7 +154,8 @@ async def read_fields(request: Request, body: bytes) -> dict[str, Any]:
 
 def _read_json(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
+        # Some programs write lines and tabs of a text as they are.
+        fields = json.loads(body, strict=False)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, "The body is neither JSON nor a form.") from error
     if not isinstance(fields, dict):

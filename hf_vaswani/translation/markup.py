@@ -22,6 +22,11 @@ SPACE = re.compile(r"[ \t\r\n\f]+")
 HYPHENATION = re.compile(r"(?<=\w)[\u00ad\u200b\u2060\ufeff]+(?=\w)")
 
 IDEOGRAPH = re.compile(f"[{CJK}]")
+# A line break that programs for subtitles write into plain text, between two sentences: behind a mark, or in front of
+# the dash of the next speaker.
+LINE_BREAK = re.compile(
+    r"""(?:(?<=[.!?…。！？♪])|(?<=[.!?…。！？]["'”’»)]))[ ]?<(?i:br)[ ]?/?>|<(?i:br)[ ]?/?>(?=[ ]?[-–—♪])"""
+)
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
 
@@ -116,9 +121,13 @@ def parse(text: str, kind: str) -> list[str | Segment]:
         return _parse_html(text)
     if kind not in KINDS:
         raise ValueError(f"markup must be {' or '.join(map(repr, KINDS))}, but it is {kind!r}.")
-    builder = _Builder(as_html=False)
-    builder.add_text(text)
-    return builder.finish(text)
+    builder, parts, begin = _Builder(as_html=False), list[str | Segment](), 0
+    for match in (*LINE_BREAK.finditer(text), None):
+        start, end = (len(text),) * 2 if match is None else match.span()
+        builder.add_text(text[begin:start])
+        parts += [*builder.finish(text[begin:start]), text[start:end]]
+        begin = end
+    return [part for part in parts if part] or [text]
 
 
 class _Builder:

@@ -58,6 +58,7 @@ URL = "/translate?source=en&target=de"
         ("abc", "/translate", {"json": {**ASKED, "q": "abc", "format": None, "alternatives": None, "api_key": None}}),
         ("abc", "/translate", {"json": {**ASKED, "q": "abc", "format": "", "alternatives": "", "api_key": ""}}),
         ("abc", "/translate", {"json": {**ASKED, "q": "abc", "alternatives": "0", "secret": "x", "more": [1]}}),
+        ("a\tb\nc", "/translate", {"content": b'{"q": "a\tb\nc", "source": "en", "target": "de"}'}),
         # JSON may begin with a byte order mark, and its type may say anything else.
         ("abc", "/translate", {"content": b"\xef\xbb\xbf" + json.dumps(ASKED | {"q": "abc"}).encode()}),
         ("ä", "/translate", {"json": ASKED | {"q": "ä"}, "headers": {"Content-Type": "text/plain; charset=UTF-8"}}),

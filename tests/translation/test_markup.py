@@ -49,8 +49,27 @@ def test_what_is_translated(markup, expected) -> None:
 
 def test_placeholders_are_a_kind_without_tags() -> None:
     assert plain(" <b>{x} a</b> &amp; ", "placeholders") == ["<b>{x} a</b> &amp;"]
+    assert parse("", "placeholders") == [""]
     with pytest.raises(ValueError, match="markup must be 'html' or 'placeholders', but it is 'xml'"):
         parse("a", "xml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One two<br />three.", ["One two<br />three."]),
+        ("One two.<br />Three.", ["One two.", "Three."]),
+        ("One?<BR>“Two!” <br/>Three", ["One?", "“Two!”", "Three"]),
+        ("- One<br />- two<br />three", ["- One", "- two<br />three"]),
+        ("<br />One.<br />", ["<br />One."]),
+        ("一。<br />二", ["一。", "二"]),
+        (" ... <br /> {x} <br />- 2", []),
+    ],
+)
+def test_lines_of_subtitles(text, expected) -> None:
+    assert plain(text, "placeholders") == expected
+    kept = [part for part in parse(text, "placeholders") if isinstance(part, str)]
+    assert sum(len(part) for part in kept) + sum(map(len, expected)) == len(text.replace("  ", " "))
 
 
 @pytest.mark.variants(2)

@@ -31,7 +31,7 @@ PLACEHOLDERS = [
     *("{% trans %}", "{%- if a -%}", "{# note #}", "{!! $x !!}", "<%= name %>", "<% if a > b %>", "``x = 1``"),
     *("{n, number}", "{d, date, short}", "{count, plural, one {# item} other {# items}}", "{\\pos(1, 2)}", "{0,10:C}"),
     "{who, select, one {He has {n, plural, one {# cat} other {# cats}}} other {They}}",
-    *('$t(key, {"count": 1})', "[X 5 X]"),
+    *('$t(key, {"count": 1})', "[X 5 X]", "<br />", "<BR>", "<br/>"),
 ]
 
 
