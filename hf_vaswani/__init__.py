@@ -37,12 +37,8 @@ from .model.heads_vaswani import (
     VaswaniForTokenClassification,
 )
 from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
-from .model.pipeline_vaswani import (
-    VaswaniSummarizationPipeline,
-    VaswaniText2TextGenerationPipeline,
-    VaswaniTranslationPipeline,
-)
-from .removed_tasks import restore_tasks
+from .model.pipeline_vaswani import VaswaniText2TextGenerationPipeline, VaswaniTranslationPipeline
+from .removed_tasks import VaswaniSummarizationPipeline, restore_tasks
 from .translation.alignment import Alignment, alignments
 from .version import __version__
 

@@ -14,15 +14,17 @@ import transformers
 from transformers import AutoModelForSeq2SeqLM, pipelines
 
 from .model.configuration_vaswani import PipelineTasks
-from .model.pipeline_vaswani import (
-    VaswaniSummarizationPipeline,
-    VaswaniText2TextGenerationPipeline,
-    VaswaniTranslationPipeline,
-)
+from .model.pipeline_vaswani import VaswaniText2TextGenerationPipeline, VaswaniTranslationPipeline
 
 MODULE = "transformers.pipelines.text2text_generation"
 # Modules that Gradio reads as attributes of `transformers.pipelines`, which has them once they are imported.
 READ_BY_GRADIO = ("text_classification", "token_classification", "object_detection")
+
+
+class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
+    """Summarizes text as [`VaswaniText2TextGenerationPipeline`], into `summary_text` or `summary_token_ids`."""
+
+    return_name = "summary"
 
 
 class Text2TextGenerationPipeline(VaswaniText2TextGenerationPipeline):

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..model.sentences_vaswani import CLOSING, LANGUAGE_TAG, MARKS, WHITE_SPACE, WIDE_CLOSING, WIDE_MARKS
+from ..model.sentences_vaswani import CLOSING, LANGUAGE_TAG, MARKS, WHITE_SPACE, WIDE_CLOSING
 
 # The kinds of alterations, in the order in which they are drawn for a pair.
 ALTERATIONS = ("upper", "title", "typos", "no_final_mark")
@@ -65,8 +65,6 @@ class TextAugmenter:
 
 # ---- Alterations -------------------------------------------------------------------------------------------------
 
-# The marks of sentences_vaswani, and those of Armenian, Ethiopic, Tibetan, Khmer and Burmese.
-FINAL_MARKS = "".join((*MARKS, *WIDE_MARKS)) + "։።།។။"
 AFTER_MARKS = CLOSING + WIDE_CLOSING + WHITE_SPACE + "\u3000"
 
 # Never altered: a language tag in front; entities, which some corpora have for quotation marks and apostrophes; and
@@ -120,12 +118,12 @@ def no_final_mark(text: str) -> str:
     Returns a text without the punctuation that ends its last sentence. Quotation marks and brackets after it stay,
     and so does a text that has nothing else.
     """
-    end = len(text.rstrip(FINAL_MARKS + AFTER_MARKS))
+    end = len(text.rstrip(MARKS + AFTER_MARKS))
     while (entity := re.search(r"&(?:quot|apos|#39|#34);$", text[max(0, end - 6) : end])) is not None:
-        end = len(text[: end - len(entity[0])].rstrip(FINAL_MARKS + AFTER_MARKS))
+        end = len(text[: end - len(entity[0])].rstrip(MARKS + AFTER_MARKS))
     if not end:
         return text
-    return text[:end] + re.sub(f"[{WHITE_SPACE}\u3000]*[{FINAL_MARKS}]+", "", text[end:])
+    return text[:end] + re.sub(f"[{WHITE_SPACE}\u3000]*[{MARKS}]+", "", text[end:])
 
 
 def typos(text: str, rng: random.Random) -> str:

@@ -30,20 +30,13 @@ from .sentences_vaswani import (
 
 @dataclass
 class Passage:
-    """
-    A text on its way through a pipeline.
+    """A text on its way through a pipeline."""
 
-    Attributes:
-        parts ([`Parts`]): what is translated at a time.
-        kept (`list`): for each part the text that stands for its translation, or `None` if the model reads it.
-        ids (`list`): the tokens of each part that is read (`list[int]`); then those of the translations of all
-            (`torch.LongTensor` of shape `(candidates, target)`).
-        language (`dict`): settings of `generate` by which a multilingual tokenizer chooses the target language.
-    """
-
-    parts: Parts
-    kept: list[str | None]
+    parts: Parts  # what is translated at a time
+    kept: list[str | None]  # for each part the text that stands for its translation, or None if the model reads it
+    # The tokens of each part that is read; then those of the translations of all, of shape `(candidates, target)`.
     ids: list[Any] = field(default_factory=list)
+    # Settings of `generate` by which a multilingual tokenizer chooses the target language.
     language: dict[str, Any] = field(default_factory=dict)
 
 
@@ -265,7 +258,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def kept(self, text: str) -> str | None:
         """Returns what stands for the answer to a text that the model does not read (see [`kept`]), or `None`."""
-        return kept(text) if self.translates or not text.strip() else None
+        return kept(text) if self.translates else None if text.strip() else ""
 
     @property
     def tags(self) -> LanguageTags:
@@ -311,6 +304,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 return (tokenize or self.tokenizer)(sentence, **settings)
 
         parts = cut(front, text, encode, longest, split_sentences)
+        if not self.translates and not split_sentences:
+            parts = Parts(front, text, [(0, len(text))])
         passage = Passage(parts, [self.kept(text[start:end]) for start, end in parts.spans])
         for sentence, answer in zip(parts.sources, passage.kept, strict=True):
             if answer is None:
@@ -435,12 +430,6 @@ class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
 
     return_name = "translation"
     translates = True
-
-
-class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
-    """Summarizes text as [`VaswaniText2TextGenerationPipeline`], into `summary_text` or `summary_token_ids`."""
-
-    return_name = "summary"
 
 
 @torch.no_grad()

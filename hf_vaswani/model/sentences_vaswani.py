@@ -49,19 +49,40 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 # ---- Sentences of a text -----------------------------------------------------------------------------------------
 
-OPENING, CLOSING = "\"'“”„‘’‚«»‹›([{¿¡", "\"'“”‘’«»‹›)]}"
-WHITE_SPACE = " \t\u00a0\u202f"
-MARKS = tuple(".!?…؟۔।॥")
-# Marks of scripts without spaces, which end a word as well.
-WIDE_MARKS, WIDE_CLOSING = tuple("。！？｡"), "」』）】》”’"
-# A closing mark with spaces around it, as in "« Bonjour. »", belongs to the word before.
-WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[」』）】》”’]*|\S+(?:[^\S\n]+[”’»›)\]}]+(?!\S))?")
+# A brace begins a placeholder, and is no opening mark.
+OPENING, CLOSING = "\"'“”„‘’‚«»‹›([¿¡", "\"'“”‘’«»‹›)]}"
+WHITE_SPACE, LINE_BREAK = " \t\u00a0\u202f", re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+# Unicode's sentence marks without three commas, and with marks of Tibetan, Sinhala, Thai and Hebrew.
+OF_UNICODE = r"(?V1)[[\p{SB=STerm}\p{SB=ATerm}…།༎༏༐༑༔෴๚๛׃]--[၊᭞꧈]]"
+MARKS = "".join(regex.findall(OF_UNICODE, "".join(map(chr, range(0x20000)))))
+# Marks of scripts without spaces end a word as well. So do the marks of other scripts in front of a letter, and those
+# of several scripts between letters that are written without spaces.
+WIDE_MARKS, WIDE_CLOSING, COMMON_MARKS = tuple("。！？｡．"), "」』）】》”’", "!?‼⁇⁈⁉‽．"
+OWN_MARKS = "".join({*MARKS} - {*WIDE_MARKS, *COMMON_MARKS, *".․﹒…۔"})
+BROKEN = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+UNSPACED = f"[{BROKEN}\u0f00-\u0fff\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+# Signs that are not seen and that no model reads: possible breaks and joints of words, and directions of writing. A
+# break between words of Thai, Lao, Khmer or Burmese is read.
+HIDDEN = "\u00ad\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+INVISIBLE = re.compile(rf"(?!\u200b)[{HIDDEN}]|(?<!\u200b)(?:\u200b++(?![{BROKEN}])|(?<![{BROKEN}])\u200b++)")
+# A closing mark with spaces around it, as in "« Bonjour. »", belongs to the word before, as does a second shad of
+# Tibetan. "។ល។" is an abbreviation of Khmer.
+WORD = re.compile(
+    rf"(?=[^\s{MARKS}]*[{MARKS}]\S)\S*?(?:[。！？｡]++[{WIDE_CLOSING}]*+|(?<={UNSPACED})[{COMMON_MARKS}]++(?={UNSPACED})"
+    rf"|(?<![{OWN_MARKS}])[{OWN_MARKS}]++[”’»›)\]}}\"'{HIDDEN}]*+(?!ល។)(?=[“‘„«‹(\[]?[^\W\d_]))"
+    rf"|\S+(?:(?:(?!{LINE_BREAK.pattern})\s)+(?:[”’»›)\]}}]+(?!\S)|[།༎]+))?"
+)
 # Words whose period does not end a sentence: letters, as in "J.", "z. B.", "e.g.", "Ph.D."; numbers, as in "3. Mai"
 # and "Ludwig XIV."; consonants, as in "Dr.", "vs.", "bzw."; and some abbreviations that never end a sentence.
+LETTER = r"[^\W\d_ᄀ-ᇿ぀-ヿ㐀-鿿가-힣]"
 ABBREVIATION = re.compile(
-    r"\W*(?:(?:[A-Za-zÀ-ӿ]{1,2}\.)+[A-Za-zÀ-ӿ]{1,2}|[A-Za-zÀ-ӿ]|\d{1,2}|[IVX]+|[A-Z]?[bcdfghjklmnpqrstvwxz]{1,4}"
+    rf"\W*(?:(?:{LETTER}{{1,2}}\.)+{LETTER}{{1,2}}|{LETTER}|\d{{1,2}}|[IVX]+|[A-Z]?[bcdfghjklmnpqrstvwxz]{{1,4}}"
     r"|Prof|Capt|Col|Gen|Gov|Rep|Rev|Sen|Abb|Fig|Tel|inkl)\."
 )
+# The question mark of Greek is a semicolon.
+ENDED = re.compile(rf"(?:[{MARKS}]|[\u0300-\u03ff\u1f00-\u1fff]{{2}}[;\u037e])\Z")
+# A link, an address or a name with dots, which begins a sentence in lower case, too.
+LINK = re.compile(r"[\w+.-]+:(?=//|\S+@)|www\.|[\w.+-]+@\w|[\w-]{2,}(?:\.[\w-]{2,})+(?![\w.])")
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
@@ -69,17 +90,17 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     Returns start and end of each sentence of a text, with only white space between them. A text without a word is one
     sentence.
 
-    A sentence ends before a newline; after `.!?…` and similar marks, if white space follows and then no lower-case
-    letter; and after `。！？`. A period does not end a sentence before a number or in an abbreviation, which is
-    recognised by its form alone: "He is 12. She is 10." and "It is vitamin C. It helps." stay together, which does
-    little harm, and "usw. Auch" is split.
+    A sentence ends before a line break; after `.!?…` and similar marks, if white space follows and then no lower-case
+    word; and after `。！？`, and marks of one script in front of a letter. A period does not end a sentence before a
+    number or in an abbreviation, which is recognised by its form alone: "He is 12. She is 10." and "It is vitamin C.
+    It helps." stay together, which does little harm, and "usw. Auch" is split.
     """
     words = list(WORD.finditer(text))
     if not words:
         return [(0, len(text))]
     starts, ends = [words[0].start()], []
     for word, after in pairwise(words):
-        if "\n" in text[word.end() : after.start()] or _ends_sentence(word[0], after[0]):
+        if LINE_BREAK.search(text, word.end(), after.start()) or _ends_sentence(word[0], after[0]):
             ends.append(word.end())
             starts.append(after.start())
     return list(zip(starts, [*ends, words[-1].end()], strict=True))
@@ -90,10 +111,13 @@ def _ends_sentence(word: str, after: str) -> bool:
     if _is_wide(word):
         # A sentence continues after a quotation with a comma or with hiragana, as in 「行く。」と言った.
         return not after.startswith(("，", "、")) and not (word[-1] in WIDE_CLOSING and "ぁ" <= after[0] <= "ゟ")
-    bare, first = word.rstrip(CLOSING + WHITE_SPACE), after.lstrip(OPENING)[:1]
-    if not bare.endswith(MARKS) or first.islower():
+    bare, first = word.rstrip(CLOSING + WHITE_SPACE + HIDDEN), after.lstrip(OPENING + HIDDEN)
+    if not ENDED.search(bare[-3:]):
         return False
-    return not (bare.endswith(".") and first.isdigit()) and not ABBREVIATION.fullmatch(word)
+    # Letters without capitals are their own titles.
+    if first[:1] != first[:1].title() and not LINK.match(first):
+        return False
+    return not (bare.endswith(".") and (first[:1].isdigit() or ABBREVIATION.fullmatch(word)))
 
 
 def _is_wide(text: str) -> bool:
@@ -101,23 +125,23 @@ def _is_wide(text: str) -> bool:
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
-# Letters that are not seen: the fillers of Hangul.
-FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
+# Letters but fillers, marks of sound or repetition, and those of ordinal numbers.
+WORDS = regex.compile(r"[\p{L}--[\p{Lm}\p{Default_Ignorable_Code_Point}ªº]]", regex.V1)
 
 
 def has_words(text: str) -> bool:
     """Returns whether a text has a visible letter. Digits, punctuation, emoji and invisible signs are no words."""
-    return any(sign.isalpha() and sign not in FILLERS for sign in text)
+    return WORDS.search(text) is not None
 
 
 def kept(text: str) -> str | None:
-    """
-    Returns what stands for the translation of a text without words, for which a model would invent something: the
-    text, and nothing for white space alone. `None` for a text that has words.
-    """
-    if has_words(text):
-        return None
-    return text if text.strip() else ""
+    """Returns a text without words, for which a model would invent something, or `None` for one that has words."""
+    return None if has_words(text) else text
+
+
+def visible(text: str) -> str:
+    """Returns what a model reads of a text: all but its [`INVISIBLE`] signs. A text without words stays as it is."""
+    return INVISIBLE.sub("", text) if has_words(text) else text
 
 
 # ---- Language tags -----------------------------------------------------------------------------------------------
@@ -234,52 +258,48 @@ def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class Parts:
-    """
-    A text in parts, which are translated one by one.
+    """A text in parts, which are translated one by one."""
 
-    Attributes:
-        front (`str`): text in front of each part, as a language tag and a space, or nothing.
-        text (`str`): the text without it.
-        spans (`list[tuple[int, int]]`): start and end of each part, with only white space between them.
-    """
-
-    front: str
-    text: str
-    spans: list[tuple[int, int]]
+    front: str  # what is in front of each part, as a language tag and a space, or nothing
+    text: str  # the text without it
+    spans: list[tuple[int, int]]  # start and end of each part, with only white space around it
 
     @property
     def sources(self) -> list[str]:
-        """The parts, each with what is in front of it."""
-        return [self.front + self.text[start:end] for start, end in self.spans]
+        """What a model reads of the parts, each with what is in front of it."""
+        return [self.front + visible(self.text[start:end]) for start, end in self.spans]
 
     def join(self, translations: Sequence[str]) -> str:
         """
-        Joins translations of the parts: by the white space between the parts if that has a newline, else by one space,
-        and by nothing after a mark of a script without spaces.
+        Joins translations of the parts by the white space of the text. Where it has none or spaces alone, there is a
+        space at least, but nothing after a mark of a script without spaces, or beside an empty translation.
         """
-        joined, end = "", 0
+        end = self.spans[0][0]
+        joined = self.text[:end]
         for (start, next_end), translation in zip(self.spans, translations, strict=True):
             space, end = self.text[end:start], next_end
-            if "\n" in space:
+            if space.strip(" "):
                 joined += space
             elif translation and joined[-1:].strip() and not _is_wide(joined):
-                joined += " "
+                joined += space or " "
             joined += translation
-        return joined + (self.text[end:] if "\n" in self.text[end:] else "")
+        return joined + self.text[end:]
 
 
 def cut(front: str, text: str, encode: Callable[[str], Any], longest: int | None, split: bool = False) -> Parts:
     """
     Cuts a text into what is translated at a time: into its sentences, if it is to be `split`, and what `encode` finds
-    longer than `longest` tokens into pieces of at most half as many, which leaves room for longer translations.
+    longer than `longest` tokens into pieces of at most half as many, which leaves room for longer translations. White
+    space around the text is in no part.
     """
 
     def fits(part: str, most: int) -> bool:
-        is_short = not has_words(part) or not may_be_longer(front + part, most)
-        return is_short or len(encode(front + part)["input_ids"]) <= most
+        is_short = not has_words(part) or not may_be_longer(source := front + visible(part), most)
+        return is_short or len(encode(source)["input_ids"]) <= most
 
-    spans = []
-    for start, end in sentence_spans(text) if split else [(0, len(text))]:
+    spans, begin = [], len(text) - len(text.lstrip())
+    whole = (begin, len(text.rstrip())) if text.strip() else (0, len(text))
+    for start, end in sentence_spans(text) if split else [whole]:
         if longest is None or fits(text[start:end], longest):
             spans.append((start, end))
         else:

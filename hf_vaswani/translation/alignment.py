@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..model.modeling_vaswani import eager_attention_forward
 from ..model.sentences_vaswani import (
+    INVISIBLE,
     LOCK,
     MAX_POSITIONS,
     LanguageTags,
@@ -30,6 +31,7 @@ from ..model.sentences_vaswani import (
     evaluation_mode,
     kept,
     length_groups,
+    visible,
 )
 
 _ENDS = threading.local()
@@ -269,13 +271,24 @@ def align_parts(
         candidates = []
         for rank in ranks:
             text, place, pieces = parts.join(rank), 0, []
-            for (start, _), translation in zip(parts.spans, rank, strict=True):
+            for (start, end), translation in zip(parts.spans, rank, strict=True):
                 place = text.index(translation, place)
-                pieces.append(next(aligned).moved(start - len(parts.front), place))
+                piece = _as_written(next(aligned), parts.front, parts.text[start:end])
+                pieces.append(piece.moved(start - len(parts.front), place))
                 place += len(translation)
             candidates.append((text, pieces))
         texts.append(candidates)
     return texts
+
+
+def _as_written(alignment: Alignment, front: str, text: str) -> Alignment:
+    """Returns an alignment of what a model reads of a text, behind its front, by the characters of the text itself."""
+    if visible(text) == text:
+        return alignment
+    hidden = {place for match in INVISIBLE.finditer(text) for place in range(*match.span())}
+    places = [*range(len(front)), *(len(front) + place for place in range(len(text)) if place not in hidden)]
+    spans = [(places[start], places[end - 1] + 1) if start < end else (0, 0) for start, end in alignment.source_spans]
+    return replace(alignment, source_spans=spans)
 
 
 def translate_and_align(

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups
+from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups, visible
 
 # Maximum of rows times longest source.
 TOKENS_PER_BATCH = 4096
@@ -125,7 +125,7 @@ def to_translate(
     tags = LanguageTags(tokenizer)
     found = [kept(tags.split(sentence)[1]) for sentence in sentences]
     chosen = [i for i, text in enumerate(found) if text is None]
-    return [text or "" for text in found], chosen, _encode(tokenizer, sentences)
+    return [text or "" for text in found], chosen, _encode(tokenizer, list(map(visible, sentences)))
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], side: str = "text") -> list[list[int]]:

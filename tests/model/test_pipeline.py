@@ -318,17 +318,17 @@ def test_the_column_of_datasets_counts_as_a_list(translator: Any) -> None:
 
 
 TEXT = "\n A dog runs. The man sings.  Cat sleeps.\n\n\tThe tall man.\r\nDog. "
-GERMAN_TEXT = "\n ein hund rennt . die mann singt . katze schläft .\n\n\tdie groß mann .\r\nhund . "
+GERMAN_TEXT = "\n ein hund rennt . die mann singt .  katze schläft .\n\n\tdie groß mann .\r\nhund . "
 
 
 def test_the_sentences_of_a_text_are_translated_on_their_own(translator: Any, folder: str) -> None:
     assert translator("A dog runs. The man sings.", split_sentences=True) == translation(
         "ein hund rennt . die mann singt ."
     )
-    # The white space of newlines is the text's own.
-    expected = GERMAN_TEXT.rstrip(" ")
+    # White space is the text's own.
+    expected = GERMAN_TEXT
     assert translator(TEXT, split_sentences=True, batch_size=2) == translation(expected)
-    assert translator(TEXT + "\n", split_sentences=True) == translation(expected + " \n")
+    assert translator(TEXT + "\n", split_sentences=True) == translation(expected + "\n")
     by_constructor = pipeline("translation", model=folder, split_sentences=True)
     assert by_constructor(TEXT) == translation(expected)
     assert by_constructor(TEXT, split_sentences=False) == translator(TEXT) != translation(expected)
@@ -345,6 +345,25 @@ def test_the_sentences_of_all_texts_fill_the_batches(translator: Any) -> None:
     assert translator([texts[:1], [], texts[1:]], split_sentences=True, batch_size=7) == [german[:1], [], german[1:]]
     assert translator([], split_sentences=True) == []
     assert translator(Column(), split_sentences=True, num_workers=1) == translation(*GERMAN)
+
+
+def test_the_model_does_not_read_what_is_not_seen(translator: Any) -> None:
+    for sign in ("\u00ad", "\u200b", "\ufeff", "\u200f"):
+        text = f"{sign}a d{sign}og runs{sign}"
+        for split in (False, True):
+            assert translator(text, split_sentences=split) == translation("ein hund rennt")
+            assert translator([f"cat.{sign} \t Cat.", "42" + sign], split_sentences=split)[1:] == translation(
+                "42" + sign
+            )
+        assert translator(f"cat.{sign} \t Cat.", split_sentences=True) == translation("katze . \t katze .")
+
+
+@pytest.mark.parametrize("task", ["text2text-generation", "summarization"])
+def test_white_space_around_a_text_stays_around_its_translation(translator: Any, folder: str, task: str) -> None:
+    """The answer of another task is no translation, and what it reads has its white space."""
+    for keywords in ({}, {"truncation": True}, {"split_sentences": True}, {"longest_sentence": 16}):
+        assert translator("\t a dog runs \u2028", **keywords) == translation("\t ein hund rennt \u2028")
+    assert list(pipeline(task, model=folder)("\t a dog runs \u2028")[0].values()) == ["ein hund rennt"]
 
 
 def test_candidates_are_joined_by_their_ranks(translator: Any) -> None:
@@ -371,7 +390,7 @@ def test_no_space_behind_the_mark_of_a_script_without_spaces(model: Any, monkeyp
         assert translator("Cat. Dog. Cat. Dog. Cat. Dog.") == translation(joined)
 
 
-SPLIT_TEXTS = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT.rstrip(" "))]
+SPLIT_TEXTS = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT)]
 
 
 def test_datasets_are_split(translator: Any) -> None:
@@ -550,7 +569,7 @@ def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> 
     model.config.language_pairs = [["en", "de"], ["en", "fr"]]
     with pytest.raises(ValueError, match="translates into de, fr: choose one by tgt_lang, or put one of <2de>, <2fr>"):
         translator("a dog")
-    assert translator(["", " \t"]) == translation("", "")
+    assert translator(["", " \t"]) == translation("", " \t")
     model.config.language_pairs = [["en", "fr"], ["de", "fr"]]
     assert ids_of(translator, "a dog") == [fr, *plain]
 
@@ -587,22 +606,22 @@ def test_text_without_words_is_returned_as_it_is(model: Any, text: str) -> None:
     assert model.generate(**tokenizer("", return_tensors="pt"), min_new_tokens=3, max_new_tokens=5).shape[1] >= 4
     translator = translate_with(model, min_new_tokens=3)
     translator.tokenizer = tokenizer
-    bare = text.removeprefix("<2de> ").strip()
-    bare = "" if bare in ("<2de>", "<2fr>") else bare
+    bare = text.removeprefix("<2de> ")
+    bare = "" if bare.strip() in ("<2de>", "<2fr>") else bare
     kept, cat = translation(bare), translator("cat")
     assert translator(text) == kept and cat not in (translation("cat"), translation(""))
     for batch_size in (1, 2, 5):
         assert translator([text, "cat", text], batch_size=batch_size) == [*kept, *cat, *kept]
     assert list(translator(each for each in (text, "cat"))) == [kept, cat]
     assert translator(text, num_beams=3, num_return_sequences=2) == kept * 2
-    if bare:
+    if bare.strip():
         # Lines within a text, whose tag every sentence gets.
         cat = translator(text.replace(bare, "cat")) if bare != text else cat
         lines = translator(f"{text}\ncat\n{bare}", split_sentences=True)
         assert lines == translation("\n".join([bare, cat[0]["translation_text"], bare]))
     else:
         assert translator([f"cat.\n{text}\nCat."], split_sentences=True)[0]["translation_text"].strip()
-        assert translator(text, split_sentences=True)[0]["translation_text"].strip() == ""
+        assert translator(text, split_sentences=True) == translation(bare)
     ids = translator(text, return_tensors=True)[0]["translation_token_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == ""
     streamer = TextIteratorStreamer(tokenizer, timeout=5)
@@ -652,7 +671,7 @@ def test_batches_of_very_different_lengths_are_translated_in_groups(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     translator = translate_with(model, num_beams=1, max_new_tokens=5)
-    texts = ["cat", *["dog runs"] * 60, "a dog " * 140, "42", "the man sings"]
+    texts = ["cat", *["dog runs"] * 60, "a dog" + " a dog" * 139, "42", "the man sings"]
     expected = [translator(text)[0] for text in texts]
     seen = spy_on_generate(model, monkeypatch)
     assert translator(texts, batch_size=64) == expected

@@ -27,6 +27,7 @@ from hf_vaswani.model.sentences_vaswani import (
     longest_source,
     may_be_longer,
     sentence_spans,
+    visible,
 )
 
 from ..conftest import ROOT
@@ -66,6 +67,88 @@ def test_a_text_is_cut_into_its_sentences(sentences: list[str]) -> None:
         assert f" {text} "[start:end] == sentences[-1]
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["ភាសាខ្មែរ។", "ប្រទេស៕", "បាទ។"],
+        ["ផ្លែឈើ។ល។", "ខ្ញុំ។"],
+        ["မြန်မာ၊ စာ။", "ပြည်။"],
+        ["መጽሐፉ ተጠናቋል።", "እሱ የት ነው፧", "አልተፈታም፨"],
+        ["Ես տուն եմ։", "Դու այստեղ ես։", "Ա. Չարենցը չկա։"],
+        ["བོད་ཡིན།", "དེ་རིང་ཡིན། །", "ཁྱེད་༎"],
+        ["ᠪᠢ ᠃", "ᠴᠢ᠉", "ᠲᠡᠷᠡ"],
+        ["ეს კატაა.", "ის ძაღლია?", "ა. წერეთელი წერს."],
+        ["ΠΟΥ ΕΙΣΑΙ;", "Πού είναι η γάτα;", "Εδώ: α; β."],
+        ["ድመቷ ተኛች።", "«ውሻው ሮጠ።»", "አዎ"],
+        ["وہ آیا۔", "کیوں؟", "ہاں۔"],
+        ["د. سامي هنا.", "هو نائم."],
+        ["ড. রহমান আসেন।", "তিনি যান।"],
+        ["वह है.", "यह है॥"],
+        ["החתול ישן\u200f.", "הכלב רץ.\u200f", "כן"],
+        ["고양이가 자요.", "네.", "개가 뛰어요."],
+        ["මෙය පූසෙක්෴", "එය"],
+        ["ܐܢܐ܂", "ܐܢܬ܀"],
+        ["He sleeps⁈", "She‼", "We‽", "They"],
+    ],
+)
+def test_every_script_has_its_marks(sentences: list[str]) -> None:
+    for space in (" ", "  ", "\n", "\u2028\u2060"):
+        text = space.join(sentences)
+        assert [text[start:end].strip("\u2060") for start, end in sentence_spans(text)] == sentences
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["ភាសាខ្មែរ។", "ប្រទេស៕", "ផ្លែឈើ។ល។", "បាទ"],
+        ["မြန်မာ။", "စာ၊ဗ။", "ပြည်"],
+        ["ተጠናቋል።", "ነገር፧", "«አዎ»"],
+        ["वह आया।", "वह गया।।", "(हाँ)"],
+        ["ماذا؟", "نعم"],
+        ["Տուն եմ։", "Դու։"],
+        ["ཡིན།", "དེ།"],
+        ["你好!", "你好吗?!", "我用Yahoo!奇摩。", "好"],
+        ["である．", "図３．５は3.5か?", "はい‼", "次"],
+        ["ไป!", "มา"],
+        ["ក។\u200b", "ខ"],
+        # In front of no letter, within a word of several scripts, and in front of lower case.
+        ["॥१॥"],
+        ["Yahoo!ニュース"],
+        ["a?b!c"],
+        ["ڈی۔سی"],
+        ["եմ։դու"],
+        ["等等…他"],
+    ],
+)
+def test_marks_of_one_script_need_no_space(sentences: list[str]) -> None:
+    text = "".join(sentences)
+    assert [text[start:end] for start, end in sentence_spans(text)] == sentences
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        *("https://a.b/c", "http://a.b.", "ftp://a.b", "custom+app://x", "www.a.b/c", "(https://a.b)", "“www.a.b”"),
+        *("mailto:cat@house.example", "cat@house.example", "house.example", "os.path.join", "config.yaml"),
+        *("{name}", "{{ name }}", "${name}", "%s", "%(name)s", "@cat", "#cat", "<b>cat</b>", "`cat`", "&lt;", "_cat_"),
+        *("ის", "ª", "ʻokina"),
+    ],
+)
+def test_a_link_or_a_placeholder_begins_a_sentence(begin: str) -> None:
+    text = f"The cat sleeps. {begin} is here."
+    assert sentence_spans(text) == [(0, 15), (16, len(text))]
+    # An abbreviation does not end a sentence in front of it, either.
+    assert len(sentence_spans(f"See Dr. {begin} here.")) == 1
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["cat", "(cat", "iPhone", "eBay", "e.g.", "a.m.", "z.B.", "and/or", "it's", "co-op", "n.", "etc.)", "ß", "ǆ"],
+)
+def test_a_word_in_lower_case_begins_no_sentence(begin: str) -> None:
+    assert len(sentence_spans(f"The cat sleeps approx. {begin} the dog.")) == 1
+
+
 def test_scripts_without_spaces_are_cut_behind_their_marks() -> None:
     sentences = ["你好。", "你好吗？！", "他说：“好。”", "「はい。」", "3.5です。", "「好。」，他说", "Ja."]
     assert sentence_spans("彼は「行く。」と言った。") == [(0, 12)]
@@ -74,11 +157,24 @@ def test_scripts_without_spaces_are_cut_behind_their_marks() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["." * 200_000, " " * 200_000 + ".", "(" * 200_000 + ".", "a." * 100_000, "。" * 200_000]
+    "text",
+    [
+        *("." * 200_000, " " * 200_000 + ".", "(" * 200_000 + ".", "a." * 100_000, "。" * 200_000, "!." * 100_000),
+        *("។" * 200_000, "។»" * 100_000, "។" + "»" * 200_000, "x" * 200_000 + "។", "။၊" * 100_000, ".។" * 100_000),
+        *(". " + part * 70_000 for part in ("a.", "ab.", "a-", "ab@", "a+", "{", "x:", "a.b@")),
+        *(
+            "a\u200f." * 70_000,
+            "\u200b" * 200_000 + "ក",
+            "ក" + "\u200b" * 200_000 + "ក",
+            "ក!" * 50_000 + "!" * 100_000,
+        ),
+        *("a" + " " * 200_000 + ")", "། །" + "།" * 200_000, "η;" * 100_000, "\u00ad" * 200_000),
+    ],
 )
 def test_long_runs_are_cut_in_no_time(text: str) -> None:
     before = time.perf_counter()
-    assert len(sentence_spans(text)) == 1
+    assert len(sentence_spans(text)) < 60_000
+    assert len(visible(f"a{text}")) <= len(text) + 1
     assert time.perf_counter() - before < 5
 
 
@@ -86,14 +182,31 @@ def test_a_text_without_a_word_is_one_sentence() -> None:
     assert all(sentence_spans(text) == [(0, len(text))] for text in ("", " ", "\n \n"))
 
 
+# Line breaks end a sentence, as newlines do; indentation; other white space between sentences.
+BREAKS = ["\n", "\r", "\r\n", "\u2028", "\u2029", "\x85", "\v", "\f", "\x1c", "\n    ", "\n\t"]
+SPACES = [*BREAKS, "\t", "  ", "\u00a0", "\u3000", "\u2003", " \u202f"]
+
+
+@pytest.mark.parametrize("space", BREAKS)
+def test_a_line_break_ends_a_sentence(space: str) -> None:
+    text = f"{space}a cat{space}the dog. and{space}"
+    assert [text[start:end] for start, end in sentence_spans(text)] == ["a cat", "the dog. and"]
+    # No mark belongs to the line before, either.
+    assert len(sentence_spans(f"Stop .{space}” go")) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "translations", "joined"),
     [
         ("One. Two.", ["Eins.", "Zwei."], "Eins. Zwei."),
-        ("One.   Two.", ["Eins.", "Zwei."], "Eins. Zwei."),
-        # White space with a newline is the text's own, also at both ends.
+        ("One.   Two.", ["Eins.", "Zwei."], "Eins.   Zwei."),
+        # White space is the text's own, also at both ends.
         ("\n One.\n\n\tTwo. \n", ["Eins.", "Zwei."], "\n Eins.\n\n\tZwei. \n"),
-        (" One. Two. ", ["Eins.", "Zwei."], "Eins. Zwei."),
+        (" One. Two. ", ["Eins.", "Zwei."], " Eins. Zwei. "),
+        *((f"One.{space}Two.", ["Eins.", "Zwei."], f"Eins.{space}Zwei.") for space in SPACES),
+        *((f"{space}One.{space}", ["Eins."], f"{space}Eins.{space}") for space in SPACES),
+        ("一。\u3000二。\r三。四。", ["One.", "Two.", "Three.", "Four."], "One.\u3000Two.\rThree. Four."),
+        ("One. Two.  Three.\tFour.", ["一。", "二！", "三。", "四。"], "一。二！三。\t四。"),
         # An empty translation leaves no second space.
         ("One. Two. Three.", ["Eins.", "", "Drei."], "Eins. Drei."),
         ("One. Two.", ["", "Zwei."], "Zwei."),
@@ -173,25 +286,52 @@ def test_a_model_may_have_tags_and_name_no_languages() -> None:
 # ---- Text without words ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["a", "7b", "é", "猫", "ส", "10 €uro", "\u200ba", "ᄀ"])
+@pytest.mark.parametrize("text", ["a", "7b", "é", "猫", "ส", "10 €uro", "\u200ba", "ᄀ", "五", "𝓗", "1ºC"])
 def test_a_visible_letter_is_a_word(text: str) -> None:
     assert has_words(text) and kept(text) is None
 
 
 # Digits, punctuation, emoji (one of several signs, a flag, a key), and what is not seen.
 WORDLESS = ["42", "10:30", "٤٢", "½", "-", "—", "★★★", "€ 5", "😀", "👩🏽‍🚀", "🇩🇪", "1️⃣"]
-WORDLESS += ["\u200b", "\u00ad", "\u2060", "\ufeff", "\u3164", "\u0301"]
+WORDLESS += ["\u200b", "\u00ad", "\u2060", "\ufeff", "\u3164", "\uffa0", "\u2800", "\ufe0f", "\u0301", "\u0e31"]
+# Numbers, units, and signs of sound, of repetition and of ordinal numbers that are by themselves.
+WORDLESS += ["१२", "๔๒", "Ⅷ", "ⅷ", "①", "🄰", "20 ℃", "5 ㎏", "1º", "ª", "ーーー", "ʼ", "々", "ๆ"]
 
 
 @pytest.mark.parametrize("text", [*WORDLESS, "", " ", "\n\t", "\u3000"])
 def test_text_without_letters_is_kept(text: str) -> None:
-    """Of white space, nothing is."""
     assert not has_words(text)
-    assert kept(text) == (text := text.strip())
+    assert kept(text) == visible(text) == text
+    text = text.lstrip()
     # The tag of a language is for the model.
     tags = tags_of("de")
     assert kept(tags.split(f" <2de> {text}")[1]) == text
     assert kept(tags.split(f"{text} <2fr>")[1]) is None
+
+
+# ---- Signs that are not seen -------------------------------------------------------------------------------------
+
+HIDDEN = ["\u00ad", "\u200b", "\u2060", "\ufeff", "\u200e", "\u200f", "\u061c", "\u202b", "\u202c", "\u2068", "\u2069"]
+
+
+@pytest.mark.parametrize("sign", HIDDEN)
+def test_a_model_does_not_read_what_is_not_seen(sign: str) -> None:
+    text = f"{sign}The old tea{sign}cher{sign} sleeps.{sign * 2}"
+    assert visible(text) == "The old teacher sleeps."
+    text = f" \ufeff{text}  {sign}Yes{sign}!{sign} {sign}42"
+    parts = Parts("<2de> ", text, sentence_spans(text))
+    assert parts.sources == [f"<2de> {sentence}" for sentence in ("The old teacher sleeps.", "Yes!", f"{sign}42")]
+    # White space is joined as it is.
+    assert parts.join(["A", "B", "C"]) == " A  B C"
+
+
+@pytest.mark.parametrize(
+    "text", ["می\u200cخواهم", "क्\u200dष", "👩\u200d💻 a", "❤\ufe0f a", "ไป\u200bมา", "ខ្ញុំ\u200b\u200bទៅ", "စာ\u200bအုပ်"]
+)
+def test_signs_that_have_a_meaning_are_read(text: str) -> None:
+    """They join letters, or separate words that are written without spaces."""
+    assert visible(text) == text
+    assert visible(f"\u200b{text} \u200b") == f"{text} "
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------

@@ -276,6 +276,20 @@ def test_the_parts_of_a_text_are_aligned_where_they_are(model, tokenizer) -> Non
     assert found[1][0][1][0].links() == [(0, 0)]
 
 
+def test_signs_that_the_model_does_not_read_have_their_place(model, tokenizer) -> None:
+    text = "\ufeffab\u00adc \u200b cab.\u200f\nca\u2060b"
+    parts = Parts("<2de> ", text, [(0, 13), (14, 18)])
+    assert parts.sources == ["<2de> abc  cab.", "<2de> cab"]
+    for unit, pieces in (("words", ["ab\u00adc", "cab."]), ("pieces", [*"abccab"])):
+        (found,) = align_parts(model, tokenizer, [(parts, [["cab", "ab"]])], unit)
+        first, second = found[0][1]
+        names = [text[slice(*span)] for span in first.source_spans if span[0] >= 0]
+        assert [name for name in names if name[0].isalpha()] == pieces
+        (alone,) = alignments(model, tokenizer, [parts.sources[0]], ["cab"], unit=unit)
+        torch.testing.assert_close(first.probabilities, alone.probabilities, atol=1e-6, rtol=0)
+        assert text[second.source_spans[-1][0] : second.source_spans[-1][1]] in ("ca\u2060b", "b")
+
+
 def test_a_kept_text_is_aligned_with_itself() -> None:
     for text in ("42", "★" * 5000, ""):
         found = identity(text, 7)

@@ -50,6 +50,22 @@ def test_long_lines_are_split_and_their_translations_joined(short_model) -> None
     assert found[1] == [(pytest.approx(score), text) for score, text in two]
 
 
+def test_lines_keep_their_white_space_and_lose_what_is_not_seen(short_model, monkeypatch) -> None:
+    model, tokenizer = short_model
+    monkeypatch.setattr(model.generation_config, "max_new_tokens", 8)
+    translator = LineTranslator([model], tokenizer)
+    seen = [SENTENCE, f"  {SENTENCE}\t", SENTENCE.replace("three", "th\u00adree"), f" \u200b {SENTENCE}\u200f"]
+    one = translate_corpus(model, tokenizer, [SENTENCE])[0]
+    assert [best[0][1] for best in translator(seen)] == [one, f"  {one}\t", one, f" {one}"]
+    wordless = ["", "  ", "\t42 ", "\u200b", "\u2028", "★★★\u00ad", "<2de> 42"]
+    assert [best[0][1] for best in translator(wordless)] == [*wordless[:-1], "42"]
+    long = f"    {SENTENCE}\r{SENTENCE}\u2028  {SENTENCE}\u00a0{SENTENCE} "
+    assert translator([long])[0][0][1] == f"    {one}\r{one}\u2028  {one}\u00a0{one} "
+    # Links count the words that a line has by itself.
+    ((_, text, links),) = translator.aligned([f" \u200b {seen[2]}"])[0]
+    assert text == f" {one}" and min(left for left, _, _ in links) >= 1
+
+
 def test_each_piece_has_the_tag(short_model) -> None:
     _, tokenizer = short_model
     tags = LanguageTags(tokenizer)
