@@ -123,8 +123,9 @@ def _find_npz(path: Path) -> Path:
         if named and (path / Path(named[0]).name).is_file():
             return path / Path(named[0]).name
     found = sorted(path.glob("*.npz"))
-    # Marian saves m.npz, and beside it m.npz.optimizer.npz, m.npz.best-bleu.npz and so on.
-    found = [file for file in found if not any(file.name.startswith(f"{other.name}.") for other in found)]
+    # Marian saves m.npz, and beside it m.npz.optimizer.npz, m.npz.best-bleu.npz, m.iter1000.npz and so on.
+    others = {file: (f"{file.name}.", f"{file.stem}.iter") for file in found}
+    found = [file for file in found if not any(file.name.startswith(names) for names in others.values())]
     if len(found) != 1:
         names = ", ".join(file.name for file in found)
         raise ValueError(f"{path} contains {len(found)} .npz files: give the one to convert ({names}).")

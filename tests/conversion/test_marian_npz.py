@@ -147,9 +147,9 @@ def test_a_folder_as_marian_leaves_it(given, spms, tmp_path) -> None:
     (tmp_path / "model.npz").rename(tmp_path / "m.npz")
     settings = "models: [runs/m.npz]\nvocabs: [data/vocab0.yml, data/vocab0.yml]\nbeam-size: 5\nnormalize: 1\n"
     (tmp_path / "m.npz.decoder.yml").write_text(settings)
-    for name in ("m.npz.yml", "m.npz.progress.yml", "m.npz.best-bleu.npz.decoder.yml"):
+    for name in ("m.npz.yml", "m.npz.progress.yml", "m.npz.best-bleu.npz.decoder.yml", "m.iter20.npz.decoder.yml"):
         (tmp_path / name).write_text("beam-size: 9\n")
-    for name in ("m.npz.optimizer.npz", "m.npz.best-bleu.npz"):
+    for name in ("m.npz.optimizer.npz", "m.npz.best-bleu.npz", "m.npz.orig.npz", "m.iter20.npz", "m.iter1000.npz"):
         (tmp_path / name).write_bytes(b"")
     found = load(tmp_path if given == "folder" else tmp_path / "m.npz").model
     assert (found.generation_config.num_beams, found.generation_config.length_penalty) == (5, 1.0)
@@ -159,6 +159,11 @@ def test_a_folder_as_marian_leaves_it(given, spms, tmp_path) -> None:
     assert load(tmp_path).model.generation_config.num_beams == 12
     (tmp_path / "other.npz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"2 .npz files: give the one to convert \(m.npz, other.npz\)"):
+        load(tmp_path)
+    # Without the last one, a person chooses.
+    for name in ("other.npz", "m.npz"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=r"\(m.iter1000.npz, m.iter20.npz, m.npz.best-bleu.npz"):
         load(tmp_path)
 
 
