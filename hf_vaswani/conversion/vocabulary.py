@@ -294,7 +294,9 @@ def read_spm(path: Path) -> Any:
     try:
         spm.ParseFromString(path.read_bytes())
     except FileNotFoundError as error:
-        raise ValueError(f"{path}, the SentencePiece model, is missing: copy it to the folder of the model.") from error
+        raise ValueError(
+            f"{path}, the SentencePiece model, is missing: copy it to the folder of the model."
+        ) from error
     except DecodeError as error:
         raise ValueError(f"{path} is damaged or not a SentencePiece model: {error}.") from error
     if not spm.pieces:
