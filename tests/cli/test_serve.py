@@ -18,6 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import pytest
 from transformers import BertConfig, BertModel, pipeline
@@ -307,6 +308,18 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         body = json.dumps({"q": "nine", "source": "en", "target": "de", "api_key": "sesame"}).encode()
         assert b"translatedText" in served.post(body)
         assert "sesame" not in served.log.read_text()
+
+
+@pytest.mark.process
+def test_a_long_text_fits_into_the_address(teacher, tmp_path) -> None:
+    # Text without words takes no time.
+    fields = {"q": "★★" * 10_000, "source": "en", "target": "de", "format": "text", "api_key": "none"}
+    with serve(teacher, tmp_path / "log", "--char-limit", "20000") as served:
+        address = f"http://127.0.0.1:{served.port}/translate?{urlencode(fields)}"
+        answer = urllib.request.urlopen(urllib.request.Request(address, b"", method="POST"), timeout=120).read()
+        assert json.loads(answer) == {"translatedText": fields["q"]} and len(address) > 2**16
+        assert served.translate(["nine"] * 3) == served.translate(["nine"]) * 3
+        assert "★" not in served.log.read_text() and "%E2" not in served.log.read_text()
 
 
 def test_a_taken_port_is_one_sentence(teacher, capsys, tmp_path) -> None:
