@@ -25,6 +25,8 @@ MIN_RATIO = 4
 MIN_PROBABILITY = 0.01
 # Most characters of a text that its language is recognised by, and of a code.
 MAX_RECOGNISED, MAX_CODE = 1000, 35
+# Most pairs of languages that an error names.
+MAX_NAMED = 50
 
 
 class LanguageError(ValueError):
@@ -98,14 +100,11 @@ class Directions:
         Returns each language with its code, English name and target languages. The last of these is the language
         itself, whose text is given back.
         """
-        return [
-            {
-                "code": code,
-                "name": language_name(code),
-                "targets": [*(to for source, to in self.pairs if source == code and to != code), code],
-            }
-            for code in self.codes
-        ]
+        targets: dict[str, list[str]] = {code: [] for code in self.codes}
+        for source, target in self.pairs:
+            if source != target:
+                targets[source].append(target)
+        return [{"code": code, "name": language_name(code), "targets": [*targets[code], code]} for code in self.codes]
 
     def find(self, source: str, target: str) -> Direction | None:
         """
@@ -124,8 +123,11 @@ class Directions:
             return self.pairs[known, goal]
         if (same := nearest(source, self.codes)) is not None and same == nearest(target, self.codes):
             return None
-        pairs = ", ".join("-".join(pair) for pair in self.pairs)
-        raise LanguageError(f"{source[:20]}-{target[:20]} is not translated here, only {pairs}.")
+        pairs = ["-".join(pair) for pair in self.pairs]
+        others = f" and {len(pairs) - MAX_NAMED} others" if len(pairs) > MAX_NAMED else ""
+        raise LanguageError(
+            f"{source[:20]}-{target[:20]} is not translated here, only {', '.join(pairs[:MAX_NAMED])}{others}."
+        )
 
     def detect(self, text: str) -> Guess:
         """Recognises the language of a text: one that is served, unless another one is more probable than not."""

@@ -26,6 +26,14 @@ def test_the_first_model_with_a_pair_has_it() -> None:
             found.find(*pair)
 
 
+def test_errors_name_some_of_many_pairs() -> None:
+    codes = [f"{first}{second}" for first in "abcdefgh" for second in "xyz"]
+    found = Directions({"one": model_of(*((source, target) for source in codes for target in codes))})
+    with pytest.raises(LanguageError, match=r"ax-ax, ax-ay, .* and 526 others\.$"):
+        found.find("qq", "ax")
+    assert len(found.languages()) == 24 and found.languages()[1]["targets"][-1] == "ay"
+
+
 def test_text_in_the_target_language_is_given_back() -> None:
     found = Directions({"one": model_of(("en", "de"), ("fr", "fr"))})
     for pair in (("en", "en"), ("de", "DE"), ("de-AT", "de"), ("en-US", "en_GB")):
