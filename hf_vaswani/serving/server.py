@@ -268,11 +268,9 @@ class Service:
             `list[list[str]]`: the translations of each text, best first, or itself alone if it is given back.
             `list[Guess]`, *optional*: the languages of the texts, if they were to be recognised.
         """
-        texts, words = asked.texts, asked.texts
-        if asked.source.lower() == AUTO:
-            words = [_words_of(text, asked.format) for text in texts]
+        texts = asked.texts
         # To recognise the languages of a long list takes a while.
-        directions, guesses = await asyncio.to_thread(self.directions.resolve, words, asked.source, asked.target)
+        directions, guesses = await asyncio.to_thread(self._resolve, asked)
         found = [[text] for text in texts]
         numbers: defaultdict[Direction, list[int]] = defaultdict(list)
         for number, direction in enumerate(directions):
@@ -299,6 +297,12 @@ class Service:
         self.metrics.texts.inc(len(texts))
         self.metrics.characters.inc(sum(map(len, texts)))
         return found, guesses
+
+    def _resolve(self, asked: TranslateRequest) -> tuple[list[Direction | None], list[Guess] | None]:
+        texts = asked.texts
+        if asked.source.lower() == AUTO:
+            texts = [_words_of(text, asked.format) for text in texts]
+        return self.directions.resolve(texts, asked.source, asked.target)
 
 
 def _words_of(text: str, text_format: str) -> str:

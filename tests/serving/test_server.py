@@ -193,7 +193,7 @@ PLACEHOLDERS = ["one {name} two", "one https://example.org/one two", "one [X5X].
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_placeholders_of_plain_text_are_kept(pipeline, monkeypatch, count) -> None:
+def test_placeholders_of_plain_text_are_kept(pipeline, count) -> None:
     texts = [PLACEHOLDERS[0], "one two", *PLACEHOLDERS[1:], "nine <b>six</b>"]
     settings = {"num_return_sequences": count, "num_beams": count} if count > 1 else {}
     expected = [
@@ -206,10 +206,20 @@ def test_placeholders_of_plain_text_are_kept(pipeline, monkeypatch, count) -> No
     for text, translations in zip(texts, found, strict=True):
         for kept in ("{name}", "https://example.org/one", "[X5X]", "{x}"):
             assert all(each.count(kept) == text.count(kept) for each in translations)
-    # What cannot be aligned is translated as it is.
-    monkeypatch.setattr(serving, "MAX_PROTECTED", 5)
-    plain = texts_of(pipeline(PLACEHOLDERS, split_sentences=True))
-    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) == [[each] for each in plain]
+
+
+@pytest.mark.parametrize("what", ["long", "model", "tokenizer"])
+def test_text_that_cannot_be_aligned_is_translated_as_it_is(pipeline, monkeypatch, what) -> None:
+    expected = [[each] for each in texts_of(pipeline(PLACEHOLDERS, split_sentences=True))]
+    translator = serving.BatchTranslator({"one": pipeline})
+    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) != expected
+    if what == "long":
+        monkeypatch.setattr(serving, "MAX_PROTECTED", 5)
+    elif what == "model":
+        monkeypatch.setattr(pipeline.model.config, "model_type", "marian")
+    else:
+        monkeypatch.setattr(type(pipeline.tokenizer), "is_fast", False)
+    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) == expected
 
 
 # ---- Translations that end early ---------------------------------------------------------------------------------
