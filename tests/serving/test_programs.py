@@ -156,6 +156,17 @@ RECORDED = [
         "en",
         MULTIPART,
     ),
+    # It detects first, and a key that is not set is empty.
+    Recorded("Discourse", "/detect", "q=Die+Katze+schl%C3%A4ft+auf+dem+Tisch.&api_key=", (0, "language"), "de", FORM),
+    Recorded("Discourse", "/detect", "q=&api_key=", (0, "language"), "en", FORM),
+    Recorded(
+        "Discourse",
+        "/translate",
+        "q=%3Cp%3EThe+cat+sleeps.%3C%2Fp%3E%0A&source=en&target=de&format=html&api_key=",
+        ("translatedText",),
+        "de: <p>The cat sleeps.</p>\n",
+        FORM,
+    ),
     Recorded(
         "a plug-in for subtitles",
         "/translate",
