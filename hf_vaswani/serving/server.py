@@ -184,7 +184,7 @@ class BatchTranslator:
                 )
                 for number, each in zip(several, translations, strict=True):
                     candidates = each if isinstance(each, list) else [each]
-                    found[number] = [candidate["translation_text"] for candidate in candidates]
+                    found[number] = [without_repetition(texts[number], one["translation_text"]) for one in candidates]
         finally:
             if self.returns_memory:
                 return_freed_memory()
@@ -196,6 +196,16 @@ def _markup_of(text: str, pipeline: VaswaniTranslationPipeline) -> str | None:
     config: Any = pipeline.model.config
     can_align = config.model_type == "vaswani" and config.is_encoder_decoder and pipeline.tokenizer.is_fast
     return "placeholders" if can_align and len(text) <= MAX_PROTECTED and PROTECTED.search(text) else None
+
+
+# A word that stands at least four times in a row, with nothing but spaces between. A model that has only learned
+# sentences may repeat it up to the maximum length.
+REPEATED = re.compile(r"(?<![^\s>])([^\s<>&]++)(?: \1(?!\w)){3,}+")
+
+
+def without_repetition(source: str, translation: str) -> str:
+    """Returns the translation of a text of one word with each word once that is repeated in it; others as they are."""
+    return REPEATED.sub(r"\1", translation) if len(source.split()) == 1 else translation
 
 
 def _in_time(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
