@@ -64,9 +64,10 @@ def add_verbs(verbs: Any) -> None:
     )
     translate.add_argument(
         "--markup",
-        choices=("html", "placeholders"),
+        choices=("html", "html+attributes", "placeholders"),
         help="html: keep tags, code, placeholders such as {name} and %%s, and URLs, each exactly once, and put them "
-        "where the attention says; placeholders: all but tags",
+        "where the attention says; html+attributes: translate descriptions and titles in tags, too; placeholders: all "
+        "but tags",
     )
     add_table(translate)
     translate.set_defaults(run=_translate)

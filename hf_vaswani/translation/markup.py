@@ -11,7 +11,7 @@ from functools import partial
 from ..model.sentences_vaswani import has_words
 from .protected import CJK, PROTECTED
 
-KINDS = ("html", "placeholders")
+KINDS = ("html", "html+attributes", "placeholders")
 
 Span = tuple[int, int]
 
@@ -54,6 +54,11 @@ CODE_TAGS = frozenset("code kbd samp var tt".split())
 # Nothing that is protected is on both sides of these.
 WORD_TAGS = frozenset("a ruby".split())
 RUBY_TAGS = frozenset("rt rp".split())
+# Attributes that people read, and the names of descriptions of a page.
+READ_ATTRIBUTES = frozenset("alt title placeholder label aria-label aria-description".split())
+DESCRIPTIONS = frozenset(
+    "description og:title og:description og:image:alt twitter:title twitter:description twitter:image:alt".split()
+)
 VOID_TAGS = frozenset("area base br col embed frame hr img input link meta param source track wbr".split())
 
 
@@ -109,7 +114,7 @@ def parse(text: str, kind: str) -> list[str | Segment]:
 
     Args:
         text (`str`): the text.
-        kind (`str`): `"html"`: tags, entities and placeholders; `"placeholders"`: these alone.
+        kind (`str`): `"html"` and `"html+attributes"`: tags, entities and placeholders; `"placeholders"`: these alone.
 
     Returns:
         `list[str | Segment]`: in order, the markup that stands between segments, and the segments.
@@ -117,10 +122,10 @@ def parse(text: str, kind: str) -> list[str | Segment]:
     Raises:
         ValueError: there is no such kind of markup.
     """
-    if kind == "html":
-        return _parse_html(text)
     if kind not in KINDS:
-        raise ValueError(f"markup must be {' or '.join(map(repr, KINDS))}, but it is {kind!r}.")
+        raise ValueError(f"markup must be {', '.join(map(repr, KINDS[:-1]))} or {KINDS[-1]!r}, but it is {kind!r}.")
+    if kind != "placeholders":
+        return _parse_html(text)
     builder, parts, begin = _Builder(as_html=False), list[str | Segment](), 0
     for match in (*LINE_BREAK.finditer(text), None):
         start, end = (len(text),) * 2 if match is None else match.span()
@@ -398,18 +403,23 @@ def _markup(tags: _Tags) -> Iterator[tuple[int, int, int, re.Match[str] | None]]
 def _is_kept(tag: re.Match[str], content: Callable[[], str]) -> bool:
     """Returns whether the content of an element is not translated."""
     name, attributes = tag["name"].lower(), _attributes(tag["attributes"])
-    classes = attributes.get("class", "").lower().split()
-    if name in RAW_TEXT_TAGS | CODE_TAGS | RUBY_TAGS or "notranslate" in classes:
-        return True
-    if attributes.get("translate", "").strip().lower() == "no":
+    if name in RAW_TEXT_TAGS | CODE_TAGS | RUBY_TAGS or _forbids(attributes):
         return True
     if name != "a":
         return False
     # Names, and links whose text is their address or its beginning.
-    if not {"mention", "hashtag"}.isdisjoint(classes):
+    if not {"mention", "hashtag"}.isdisjoint(attributes.get("class", "").lower().split()):
         return True
     shown = html.unescape(content()).strip().rstrip("….")
     return re.fullmatch(r"\S*[./]\S*", shown) is not None and shown in attributes.get("href", "")
+
+
+def _forbids(attributes: dict[str, str]) -> bool:
+    """Returns whether attributes say that their element is not translated."""
+    return (
+        attributes.get("translate", "").strip().lower() == "no"
+        or "notranslate" in attributes.get("class", "").lower().split()
+    )
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -418,6 +428,37 @@ def _attributes(text: str) -> dict[str, str]:
     for name, value in ATTRIBUTE.findall(text):
         found.setdefault(name.lower(), html.unescape(value.strip("\"'")))
     return found
+
+
+def parse_attributes(text: str) -> list[str | Segment]:
+    """Splits HTML into values of attributes, which are translated, and the rest; none of it is escaped in segments."""
+    parts: list[str | Segment] = []
+    builder = _Builder(as_html=False)
+    place = 0
+    for _, _, _, tag in _markup(_Tags(text)):
+        if tag is None or tag["slash"] or _forbids(attributes := _attributes(tag["attributes"])):
+            continue
+        for match in ATTRIBUTE.finditer(text, *tag.span("attributes")):
+            if not _is_read(tag["name"].lower(), match[1].lower(), attributes):
+                continue
+            quote = match[2][:1] if match[2] and match[2][0] in "\"'" else ""
+            builder.add_text(html.unescape(match[2].strip(quote) if quote else match[2] or ""))
+            (value,) = builder.finish("")
+            if isinstance(value, Segment):
+                parts += [text[place : match.start(2)] + (quote or '"'), value, quote or '"']
+                place = match.end(2)
+    return [*parts, text[place:]]
+
+
+def _is_read(tag: str, name: str, attributes: dict[str, str]) -> bool:
+    """Returns whether people read the value of an attribute."""
+    if name == "content":
+        described = attributes.get("name", attributes.get("property", ""))
+        return tag == "meta" and described.lower() in DESCRIPTIONS
+    if name == "value":
+        return tag == "input" and attributes.get("type", "").lower() in ("button", "submit", "reset")
+    # Style sheets have titles, too.
+    return name in READ_ATTRIBUTES and tag not in ("link", "style")
 
 
 def _ends(text: str) -> dict[int, Span]:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..model.pipeline_vaswani import require_text
 from .alignment import Alignment, aligning_layers, end_if_over, translate_and_align
-from .markup import SPACE, WORD, Node, Segment, all_nodes, parse
+from .markup import SPACE, WORD, Node, Segment, all_nodes, parse, parse_attributes
 from .protected import PROTECTED
 
 Span = tuple[int, int]
@@ -605,7 +605,26 @@ def translate_markup(
     Raises:
         ValueError: there is no such kind of markup, or a paragraph has several thousand words.
     """
+    if kind == "html+attributes":
+        values = [(tag, parse_attributes(text)) for tag, text in texts]
+        # All candidates have the same attributes.
+        best = [ranks[0] for ranks in _translate(values, translate, _attribute)]
+        texts = [(tag, text) for (tag, _), text in zip(texts, best, strict=True)]
     parsed = [(tag, parse(text, kind)) for tag, text in texts]
+    return _translate(parsed, translate, partial(restore, as_html=kind != "placeholders"))
+
+
+def _attribute(segment: Segment, translation: str, aligned: Sequence[Alignment]) -> str:
+    """Writes the translation of an attribute, as [`restore`]."""
+    return html.escape(restore(segment, translation, aligned, as_html=False))
+
+
+def _translate(
+    parsed: Sequence[tuple[str, list[str | Segment]]],
+    translate: Callable[[list[str]], list[list[tuple[str, list[Alignment]]]]],
+    write: Callable[[Segment, str, Sequence[Alignment]], str],
+) -> list[list[str]]:
+    """Translates the segments of texts, as [`translate_markup`], and writes their translations."""
     segments = [(tag, part) for tag, parts in parsed for part in parts if isinstance(part, Segment)]
     # Texts without words are repeated, for as many candidates as the empty text has.
     found = translate([tag + segment.text for tag, segment in segments] or [""])
@@ -621,7 +640,7 @@ def translate_markup(
     written = []
     for _, parts in parsed:
         ranks = [
-            [restore(part, text, aligned, kind == "html") for text, aligned in next(translations)]
+            [write(part, text, aligned) for text, aligned in next(translations)]
             if isinstance(part, Segment)
             else [part] * count
             for part in parts

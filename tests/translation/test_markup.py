@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vaswani.translation.markup import Segment, parse
+from hf_vaswani.translation.markup import Segment, parse, parse_attributes
 
 
 def plain(text: str, kind: str = "html") -> list[str]:
@@ -50,7 +50,9 @@ def test_what_is_translated(markup, expected) -> None:
 def test_placeholders_are_a_kind_without_tags() -> None:
     assert plain(" <b>{x} a</b> &amp; ", "placeholders") == ["<b>{x} a</b> &amp;"]
     assert parse("", "placeholders") == [""]
-    with pytest.raises(ValueError, match="markup must be 'html' or 'placeholders', but it is 'xml'"):
+    with pytest.raises(
+        ValueError, match="markup must be 'html', 'html.attributes' or 'placeholders', but it is 'xml'"
+    ):
         parse("a", "xml")
 
 
@@ -170,3 +172,26 @@ def test_annotated_words_are_translated_with_their_language(markup, is_quoted) -
     assert isinstance(segment, Segment) and segment.text == markup.replace("#", "漢字")
     assert [written for _, _, written in segment.protected] == ([ruby] if is_quoted else [])
     assert bool(segment.nodes) != is_quoted
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ('<p>one <img alt="A cat" src="a cat"><a title=\'Her dog\' href=x>two</a></p>', ["A cat", "Her dog"]),
+        ("<INPUT PLACEHOLDER=Name VALUE=Anna><input type=submit value='Send it'>", ["Name", "Send it"]),
+        ('<button aria-label="Close">x</button><option label="One">1<track label=Two>', ["Close", "One", "Two"]),
+        ('<meta name="description" content="A page"><meta property="og:title" content="Two">', ["A page", "Two"]),
+        ('<meta name="viewport" content="width"><meta charset="utf-8"><link title="Print" rel=stylesheet>', []),
+        ('<textarea placeholder="Say it">Not this</textarea><code title="A list">x</code>', ["Say it", "A list"]),
+        ('<svg aria-label="A picture"><text title="Not this"></text></svg>', ["A picture"]),
+        ("<img alt='Tom &amp; Ada &quot;one&#34;'><img alt=\"it&#39;s > {n}\">", ['Tom & Ada "one"', "it's > {n}"]),
+        ('<img alt><img alt=""><img alt="42"><img alt="{n}">', []),
+        ('<div translate="no" title="one"><img alt="two"></div><img class=notranslate alt="two">', []),
+        ('<!-- <img alt="one"> --><img alt="two', []),
+    ],
+)
+def test_attributes_that_people_read(markup, expected) -> None:
+    parts = parse_attributes(markup)
+    assert [part.text for part in parts if isinstance(part, Segment)] == expected
+    if not expected:
+        assert "".join(map(str, parts)) == markup

@@ -126,7 +126,7 @@ def test_engines_have_the_same_markup(folder, translator) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"markup": "xml"}, "markup must be 'html' or 'placeholders', but it is 'xml'"),
+        ({"markup": "xml"}, "markup must be 'html', 'html.attributes' or 'placeholders', but it is 'xml'"),
         ({"markup": "html", "return_tensors": True}, "return_tensors=True is not supported with markup='html'"),
     ],
 )

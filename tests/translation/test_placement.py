@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_vaswani.translation.alignment import Alignment
-from hf_vaswani.translation.markup import PROTECTED, TAG, VOID_TAGS, Segment, parse
+from hf_vaswani.translation.markup import TAG, VOID_TAGS, Segment, parse
 from hf_vaswani.translation.placement import restore, translate_markup
+from hf_vaswani.translation.protected import PROTECTED
 
 
 def spans(text: str) -> list[tuple[int, int]]:
@@ -110,6 +111,33 @@ def test_placement(markup, translation, links, expected) -> None:
 
 def test_placeholders_alone_are_not_escaped() -> None:
     assert placed(" a < {x} & ", "b < {x} &", "0-0 1-1 2-2 3-3", "placeholders") == " b < {x} & "
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ('<p>a <img alt="b &amp; c {n}"> b</p>', '<p>A <img alt="B &amp; C {n}"> B</p>'),
+        ("<i title='it&#39;s'>a</i>", "<i title='IT&#x27;S'>A</i>"),
+        ("<i title=b>a</i><hr title=b id=c>", '<i title="B">A</i><hr title="B" id=c>'),
+        ('<i title="a &lt;b> &quot;c">a</i>', '<i title="A &lt;B&gt; &quot;C">A</i>'),
+        ('<p translate="no"><img alt="b">c</p>a', '<p translate="no"><img alt="b">c</p>A'),
+        ('<img alt="b">', '<img alt="B">'),
+        ("a", "A"),
+        ("<b>1</b>", "<b>1</b>"),
+    ],
+)
+def test_attributes_are_translated_and_escaped(markup, expected) -> None:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Alignment]]]]:
+        found = []
+        for text in texts:
+            target = PROTECTED.sub(lambda match: match[0].lower(), text.upper())
+            pieces = spans(text)
+            found.append([(target, [Alignment([], [], torch.eye(len(pieces)), pieces, pieces)])])
+        return found
+
+    assert translate_markup([("", markup)], "html+attributes", translate) == [[expected]]
+    ((plain,),) = translate_markup([("", markup)], "html", translate)
+    assert re.findall("<[^>]*>", plain) == re.findall("<[^>]*>", markup)
 
 
 def test_sentences_have_their_own_alignments() -> None:
