@@ -207,10 +207,17 @@ class _Builder:
                     self.protected[-1] = (node.start, node.end, node.before + self.protected[-1][2] + markup)
                 else:
                     self.open[-1].nodes.append(node)
-                if name == "ruby" and node.start < node.end:
-                    self.rubies.append((node.start, node.end))
+                if name == "ruby":
+                    self._add_ruby(node)
                 return
         self.add_tag(markup)
+
+    def _add_ruby(self, node: Node) -> None:
+        """Adds annotated words, unless they are blank or something within them is protected."""
+        if self.text[node.start :].strip() and not (self.protected and self.protected[-1][1] > node.start):
+            while self.rubies and self.rubies[-1][0] >= node.start:
+                self.rubies.pop()
+            self.rubies.append((node.start, node.end))
 
     def _unwrap_unclosed(self, depth: int) -> None:
         """Makes first tags that have no second one into tags alone, whose content is that of the tag around them."""

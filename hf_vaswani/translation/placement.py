@@ -34,6 +34,8 @@ TIE_TOLERANCE = 1e-6
 MAX_PAIRS = 2**24
 PUNCTUATION = re.compile(r"[^\w\s]+")
 OPENING = "([{¿¡„‚«‹“‘"
+COMMAS = ",;:"
+SENTENCE_ENDS = tuple(".!?…")
 
 
 # ---- Words -------------------------------------------------------------------------------------------------------
@@ -328,6 +330,9 @@ class Placement:
             is_last = not behind and not _has_letters(before[-1])
             return last if is_last else end
         gap = min(max(self._gap_behind(k - 1), first), end)
+        mark = self.source[k - 1].text
+        if gap < end and mark in SENTENCE_ENDS and owners[gap] == FREE and target[gap].text == mark:
+            gap += 1
         while gap < end and self._is_within_word(gap):
             gap += 1
         return gap
@@ -343,6 +348,17 @@ class Placement:
             if len(scores) and scores.max() > MIN_ATTENTION:
                 return int(scores.argmax()) + 1
         return 0
+
+
+def _comma_behind(text: str, span: Span) -> str:
+    """
+    Returns the comma behind a protected text that begins a sentence, as in "{name}, hello", or nothing. It goes with
+    the protected text: a model that reads neither does not write it.
+    """
+    start, end = span
+    before = text[max(0, start - 9) : start].rstrip()
+    is_first = before.endswith(SENTENCE_ENDS) if before else start < 9
+    return text[end : end + 1] if is_first and text[end : end + 1] in tuple(COMMAS) else ""
 
 
 def _edges(text: str) -> tuple[str, str]:
@@ -385,7 +401,10 @@ class _Writer:
         last, is_protected, beside = "", False, FREE
         for j in range(len(placement.target) + 1):
             for k in placement.added.get(j, ()):
-                add(str(self.source[k].markup), self._space_beside(k, last, is_protected, behind=False), itself[k])
+                comma = _comma_behind(placement.text, self.source[k].span)
+                comma = "" if j < len(placement.target) and placement.target[j].text[0] == comma else comma
+                space = self._space_beside(k, last, is_protected, behind=False)
+                add(str(self.source[k].markup) + comma, space, itself[k])
                 last, is_protected, beside = self.source[k].text[-1], True, k
             if j == len(placement.target):
                 break
@@ -419,6 +438,7 @@ class _Writer:
             behind (`bool`): it stands behind.
         """
         text, (start, end) = self.placement.text, self.source[k].span
+        end += len(_comma_behind(text, (start, end)))
         in_source = text[end:][:1] if behind else text[:start][-1:]
         is_mark = not character.isalnum()
         if in_source.strip():
@@ -570,13 +590,14 @@ def _shortened(segment: Segment, placement: Placement) -> _Shortened:
     for start, end in sorted(placement.source[k].span for added in placement.added.values() for k in added):
         left += range(place, start)
         place, behind = end, text[end : end + 1]
-        if not left:
-            place += behind.isspace()
+        if _comma_behind(text, (start, end)) or not left:
+            while text[place : place + 1].isspace() or text[place : place + 1] in tuple(COMMAS):
+                place += 1
         elif not behind or behind.isspace() or not (behind.isalnum() or behind in OPENING):
             while left and text[left[-1]].isspace():
                 left.pop()
             # As in "Hello, {name}!"
-            while left and behind.strip() and text[left[-1]] in ",;:":
+            while left and behind.strip() and text[left[-1]] in COMMAS:
                 left.pop()
         elif text[left[-1]].isalnum() and behind.isalnum():
             left.append(start)

@@ -184,7 +184,10 @@ class WellFormed(HTMLParser):
         return reader.tags
 
 
-PLACEHOLDERS = ["{n}", "%s", "``a``", "https://x.org/b", ":f:`x`"]
+PLACEHOLDERS = ["{n}", "%s", "``a``", "https://x.org/b", ":f:`x`", "@girl", "#cats", ":cat:", "[X5X]", "x.org/c"]
+# Elements that come back as they are, wherever they stand.
+WHOLE = ["<code>f(x)</code>", "<kbd> k </kbd>", "<span translate='no'>one two</span>", "<a class='mention'>@one</a>"]
+WHOLE += ["<a href='http://y.org/b'><b>http://</b><i>y.org</i>/b<u></u></a>", "<rt>x</rt>"]
 LEAVES = st.sampled_from(
     [
         "one ",
@@ -199,10 +202,10 @@ LEAVES = st.sampled_from(
         "<!--c-->",
     ]
 )
-LEAVES |= st.sampled_from(["<code>f(x)</code>", "<kbd> k </kbd>", "<br>", "<span translate='no'>one two</span>"])
+LEAVES |= st.sampled_from([*WHOLE, "<br>", "a&shy;b", "<wbr>", "{<b>m</b>}", "@", "#"])
 HTML = st.recursive(
     LEAVES,
-    lambda inner: st.tuples(st.sampled_from(["b", "i", "p", "a", "ul"]), st.lists(inner, max_size=4)).map(
+    lambda inner: st.tuples(st.sampled_from(["b", "i", "p", "a", "ul", "ruby"]), st.lists(inner, max_size=4)).map(
         lambda pair: f"<{pair[0]}>{''.join(pair[1])}</{pair[0]}>"
     ),
     max_leaves=12,
@@ -236,7 +239,7 @@ def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translati
 
     ((found,),) = translate_markup([("", markup)], "html", translate)
     assert WellFormed.read(found) == WellFormed.read(markup)
-    for text in [*PLACEHOLDERS, "<code>f(x)</code>", "<kbd> k </kbd>", "<span translate='no'>one two</span>"]:
+    for text in [*PLACEHOLDERS, *WHOLE]:
         assert found.count(text) == markup.count(text)
 
 
@@ -288,6 +291,13 @@ KEPT = ["{x}", "%s", "%(count)d", "{\\an8}", "https://a.org/b?c=1", "me@a.org", 
         ("The cat sleeps #", "Die Katze schläft", "0-0 1-1 3-2", "Die Katze schläft #"),
         ("The cat sleeps. #", "Die Katze schläft.", "0-0 1-1 2-2", "Die Katze schläft. #"),
         ("Sleep #!", "Schlaf!", "1-0", "Schlaf #!"),
+        ("#, sleep!", "Schlaf!", "1-0", "#, Schlaf!"),
+        (
+            "The cat sleeps. #: sleep!",
+            "Die Katze schläft. Schlaf!",
+            "0-0 1-1 2-2 4-3",
+            "Die Katze schläft. #: Schlaf!",
+        ),
         ("The cat, #, sleeps.", "Die Katze, schläft.", "0-0 1-1 3-2", "Die Katze #, schläft."),
     ],
 )
