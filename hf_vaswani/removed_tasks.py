@@ -6,15 +6,18 @@ Other libraries look for these: Gradio's `Interface.from_pipeline`, for one, ask
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoModelForSeq2SeqLM, pipelines
 
 from .model.configuration_vaswani import PipelineTasks
-from .model.pipeline_vaswani import VaswaniText2TextGenerationPipeline, VaswaniTranslationPipeline
+from .model.pipeline_vaswani import Passage, VaswaniText2TextGenerationPipeline, VaswaniTranslationPipeline
+from .model.sentences_vaswani import Parts
 
 MODULE = "transformers.pipelines.text2text_generation"
 # Modules that Gradio reads as attributes of `transformers.pipelines`, which has them once they are imported.
@@ -28,9 +31,38 @@ class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
 
 
 class Text2TextGenerationPipeline(VaswaniText2TextGenerationPipeline):
-    """[`VaswaniText2TextGenerationPipeline`] by its name in transformers 4."""
+    """
+    [`VaswaniText2TextGenerationPipeline`] by its name in transformers 4. A subclass may have a `_forward` as it was
+    there, which gets the arguments of `generate()` and returns `output_ids` of shape `(batch, candidates, target)`.
+    """
 
     __module__ = MODULE
+
+    def check_inputs(self, *args: Any, **kwargs: Any) -> bool:
+        """Returns `True`: no length of a source and a translation is too strange to be translated."""
+        return True
+
+    def preprocess(self, *args: Any, **settings: Any) -> dict[str, Any]:
+        """Returns a text as the pipeline reads it, or as transformers 4 did for a subclass with another `_forward`."""
+        forward = inspect.unwrap(type(self)._forward)
+        # One that calls this pipeline's own gets what that reads.
+        if forward is VaswaniText2TextGenerationPipeline._forward or "super" in forward.__code__.co_names:
+            return super().preprocess(*args, **settings)
+        if settings.get("split_sentences"):
+            raise ValueError(f"split_sentences=True is not supported with the _forward of {type(self).__name__}.")
+        passage: Passage = super().preprocess(*args, **settings | {"is_whole": True})["passage"]
+        # It reads what has no words, too.
+        ids = torch.tensor(passage.ids or self.tokenizer(passage.parts.sources)["input_ids"])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **passage.language}
+
+    def postprocess(self, model_outputs: dict[str, Any], *args: Any, **settings: Any) -> Any:
+        """Decodes the translations of one text."""
+        if "output_ids" in model_outputs:
+            if settings.get("in_parts"):
+                raise ValueError(f"markup is not supported with the _forward of {type(self).__name__}.")
+            ids = model_outputs["output_ids"].reshape(-1, model_outputs["output_ids"].shape[-1])
+            model_outputs = {"passage": Passage(Parts("", "", [(0, 0)]), [None], [ids])}
+        return super().postprocess(model_outputs, *args, **settings)
 
 
 class SummarizationPipeline(VaswaniSummarizationPipeline, Text2TextGenerationPipeline):

@@ -40,7 +40,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_tags
-from hf_vaswani.removed_tasks import restore_tasks
+from hf_vaswani.removed_tasks import TranslationPipeline, restore_tasks
 
 from ..conftest import ROOT, SEED, dear
 
@@ -984,6 +984,59 @@ assert pipeline("translation", model={folder!r})("a dog") == [{{"translation_tex
 assert pipeline("translation_en_to_de", model={folder!r}).task == "translation_en_to_de"
 """
     run_python(program)
+
+
+class GeneratesByItself(TranslationPipeline):
+    """A subclass as programs for transformers 4 have it."""
+
+    def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
+        rows, length = model_inputs["input_ids"].shape
+        assert self.check_inputs(length, generate_kwargs.get("min_length"), generate_kwargs.get("max_length"))
+        ids = self.model.generate(**model_inputs, **generate_kwargs)
+        return {"output_ids": ids.reshape(rows, len(ids) // rows, *ids.shape[1:])}
+
+
+def test_a_subclass_may_generate_as_in_transformers_4(translator: Any, model: Any) -> None:
+    found = GeneratesByItself(model=model, tokenizer=build_tokenizer(), device="cpu")
+    sentences = [sentence for sentence in SENTENCES if sentence]
+    for more in ({}, {"num_return_sequences": 2}, {"return_tensors": True}):
+        for batch_size in (1, 3):
+            settings = {"num_beams": 2, "max_new_tokens": 9} | more
+            one, other = (each(sentences, batch_size=batch_size, **settings) for each in (found, translator))
+            if "return_tensors" in settings:
+                one, other = (
+                    [each["translation_token_ids"].unique().tolist() for each in lists] for lists in (one, other)
+                )
+            assert one == other
+    assert found("cat") == translation("katze") and found("c\u00adat") == translation("katze")
+    # Its translations are those of whole texts, and have no parts.
+    with pytest.raises(
+        ValueError, match="split_sentences=True is not supported with the _forward of GeneratesByItself"
+    ):
+        found("cat. cat.", split_sentences=True)
+    with pytest.raises(ValueError, match="markup is not supported with the _forward of GeneratesByItself"):
+        found.postprocess({"output_ids": torch.zeros(1, 1, 3, dtype=torch.long)}, in_parts=True)
+
+
+def test_a_subclass_may_call_the_search_of_the_pipeline(translator: Any, model: Any) -> None:
+    class Counts(TranslationPipeline):
+        calls = 0
+
+        @torch.no_grad()
+        def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
+            self.calls += 1
+            return super()._forward(model_inputs, **generate_kwargs)
+
+    found = Counts(model=model, tokenizer=build_tokenizer(), device="cpu")
+    texts = [TEXT, "42", ""]
+    assert found(texts, split_sentences=True) == translator(texts, split_sentences=True) and found.calls == 3
+
+
+def test_a_subclass_gets_the_language_of_its_tokenizer(model: Any) -> None:
+    tokenizer = build_tokenizer(MultilingualTokenizer)
+    found = GeneratesByItself(model=model, tokenizer=tokenizer, device="cpu")
+    assert found.preprocess("a dog", tgt_lang="hund")["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("hund")
+    assert found("a dog", tgt_lang="hund")[0]["translation_text"].startswith("hund")
 
 
 @pytest.mark.process
