@@ -58,6 +58,9 @@ def test_text_is_recognised_among_the_languages_of_a_target() -> None:
     # Only German is translated into English.
     assert languages_of(found, [FRENCH], "en") == ["de"]
     assert languages_of(found, [ENGLISH], "en") == ["en"]
+    # A third language is none of them, however much more it resembles the target.
+    for text in ("Kissa nukkuu pöydällä ja näkee unta kaloista.", "Katten sover på bordet och drömmer om fisk."):
+        assert languages_of(found, [text], "de") != ["de"]
     with pytest.raises(LanguageError, match="Nothing is translated into xx here, only into de, en"):
         found.recognise([ENGLISH], "xx")
     with pytest.raises(LanguageError, match="Nothing is translated into fr here"):
@@ -82,7 +85,7 @@ def test_each_text_of_a_list_has_its_language() -> None:
 def test_long_texts_are_recognised_by_their_beginning() -> None:
     found = Directions({"one": model_of(("en", "de"), ("fr", "de"))})
     text = f"{FRENCH} " * 50
-    assert languages_of(found, [text], "de") == languages_of(found, [text + ENGLISH * 100], "de") == ["fr"]
+    assert languages_of(found, [text], "de") == languages_of(found, [text + f"{ENGLISH} " * 300], "de") == ["fr"]
 
 
 def test_detection() -> None:
