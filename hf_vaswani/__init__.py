@@ -74,9 +74,9 @@ AutoModelForTokenClassification.register(VaswaniConfig, VaswaniForTokenClassific
 def _at_home(name: str) -> Any:
     """Returns what a pipeline asks the package for. It is imported then."""
     if name == "markup":
-        from .translation.placement import PipelineMarkup
+        from .translation.placement import translator_with_markup
 
-        return PipelineMarkup
+        return translator_with_markup
     from .conversion.engines import prepare_pipeline
 
     return prepare_pipeline

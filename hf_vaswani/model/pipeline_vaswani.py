@@ -25,6 +25,7 @@ from .sentences_vaswani import (
     kept,
     length_groups,
     longest_source,
+    without_repetition,
 )
 
 
@@ -203,7 +204,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             inputs (`str`, list, generator or `torch.utils.data.Dataset` of `str`): the texts. A column of a dataset
                 (`dataset["en"]`) counts as a list, and the lists of a list are translated one by one.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, and puts them where the
-                attention says; `"html+attributes"` also translates `alt` and others; `"placeholders"` has no tags.
+                attention says; `"html+attributes"` also translates `alt`; `"placeholders"`, also of split text, no tags.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize; with markup they read a dataset.
             batch_size (`int`, *optional*, defaults to 1): texts at a time: fewer long sentences, and more short ones.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
@@ -235,8 +236,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         markup = self.markup if markup is None else markup
         self._check_ids_are_whole(markup, **kwargs)
         translate = super().__call__
-        if markup is not None:
-            translate = self._from_home("markup", "markup", markup)(self, markup)
+        if markup is not None or self.at_home is not None:
+            translate = self._from_home("markup", "markup", markup)(self, markup, translate)
         if texts is not None:
             for position, text in enumerate(texts):
                 require_text(text, f"item {position} of the list")
@@ -267,7 +268,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             self._tags = LanguageTags(self.tokenizer, self.model.config)
         return self._tags
 
-    # Below are the three steps of a pipeline.
     def preprocess(
         self,
         input_: str,
@@ -409,6 +409,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             [text if answer is None else answer for text in islice(texts, len(candidates))]
             for answer, candidates in zip(passage.kept, passage.ids, strict=True)
         ]
+        if self.translates:
+            of_parts = list(map(without_repetition, passage.parts.sources, of_parts))
         ranks = [list(rank) for rank in zip(*of_parts, strict=True)]
         if in_parts:
             return passage.parts, ranks
@@ -416,17 +418,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
-    """
-    Translates text as [`VaswaniText2TextGenerationPipeline`], into `translation_text` or `translation_token_ids`.
-
-    Example:
-
-    ```python
-    >>> translator = pipeline("translation", model="me/my-model")
-    >>> translator("A dog runs.")
-    [{'translation_text': 'Ein Hund rennt.'}]
-    ```
-    """
+    """Translates as [`VaswaniText2TextGenerationPipeline`], into `translation_text` or `translation_token_ids`."""
 
     return_name = "translation"
     translates = True

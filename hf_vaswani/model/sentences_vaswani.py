@@ -127,6 +127,7 @@ def _is_wide(text: str) -> bool:
 
 # Letters but fillers, marks of sound or repetition, and those of ordinal numbers.
 WORDS = regex.compile(r"[\p{L}--[\p{Lm}\p{Default_Ignorable_Code_Point}ªº]]", regex.V1)
+REPEATED = re.compile(r"(?<!\S)(\S++)(?: \1(?!\w)){3,}+")
 
 
 def has_words(text: str) -> bool:
@@ -142,6 +143,12 @@ def kept(text: str) -> str | None:
 def visible(text: str) -> str:
     """Returns what a model reads of a text: all but its [`INVISIBLE`] signs. A text without words stays as it is."""
     return INVISIBLE.sub("", text) if has_words(text) else text
+
+
+def without_repetition(source: str, translations: list[str]) -> list[str]:
+    """Returns translations of a sentence; those of one word without words that stand four times in a row or more."""
+    is_word = len(LANGUAGE_TAG.sub("", source).split()) == 1
+    return [REPEATED.sub(r"\1", text) if is_word else text for text in translations]
 
 
 # ---- Language tags -----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import end_if_over
 from ..translation.markup import Segment, parse
-from ..translation.protected import PROTECTED
 from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Direction, Directions, Guess, LanguageError, language_name
 from .metrics import Metrics
@@ -38,8 +37,6 @@ logger = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("server.html")
 # Most bytes of the texts of a short request: no token has less than a byte.
 MAX_SHORT_BYTES = 1000
-# Most characters of a text whose placeholders are kept: its words are paired with those of its translation.
-MAX_PROTECTED = 10_000
 # Innermost stack frames that are logged of a failure.
 FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
@@ -131,7 +128,7 @@ def log_failure(error: Exception) -> None:
 class BatchTranslator:
     """
     Translates texts of one kind in a thread of the [`Batcher`]. It asks [`end_if_over`] between the steps of a search
-    and before each batch of an engine. Placeholders, URLs and addresses of plain text are kept as well.
+    and before each batch of an engine.
 
     Args:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
@@ -168,44 +165,22 @@ class BatchTranslator:
             # The model's own search may be narrower.
             beams = pipeline.model.generation_config.num_beams or 1
             settings |= {"num_return_sequences": count, "num_beams": max(count, beams)}
-        numbers: defaultdict[str | None, list[int]] = defaultdict(list)
-        for number, text in enumerate(texts):
-            numbers["html" if text_format == "html" else _markup_of(text, pipeline)].append(number)
-        found: list[list[str]] = [[] for _ in texts]
         try:
-            for markup, several in numbers.items():
-                translations = pipeline(
-                    [texts[number] for number in several],
-                    split_sentences=True,
-                    markup=markup,
-                    batch_size=MAX_TEXTS,
-                    stopping_criteria=[EndCriteria(end_if_over)],
-                    **settings,
-                )
-                for number, each in zip(several, translations, strict=True):
-                    candidates = each if isinstance(each, list) else [each]
-                    found[number] = [without_repetition(texts[number], one["translation_text"]) for one in candidates]
+            found = pipeline(
+                texts,
+                split_sentences=True,
+                markup="html" if text_format == "html" else None,
+                batch_size=MAX_TEXTS,
+                stopping_criteria=[EndCriteria(end_if_over)],
+                **settings,
+            )
         finally:
             if self.returns_memory:
                 return_freed_memory()
-        return found
-
-
-def _markup_of(text: str, pipeline: VaswaniTranslationPipeline) -> str | None:
-    """Returns the markup of a plain text: placeholders, if it has any that the model's attention can place."""
-    config: Any = pipeline.model.config
-    can_align = config.model_type == "vaswani" and config.is_encoder_decoder and pipeline.tokenizer.is_fast
-    return "placeholders" if can_align and len(text) <= MAX_PROTECTED and PROTECTED.search(text) else None
-
-
-# A word that stands at least four times in a row, with nothing but spaces between. A model that has only learned
-# sentences may repeat it up to the maximum length.
-REPEATED = re.compile(r"(?<![^\s>])([^\s<>&]++)(?: \1(?!\w)){3,}+")
-
-
-def without_repetition(source: str, translation: str) -> str:
-    """Returns the translation of a text of one word with each word once that is repeated in it; others as they are."""
-    return REPEATED.sub(r"\1", translation) if len(source.split()) == 1 else translation
+        return [
+            [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
+            for candidates in found
+        ]
 
 
 def _in_time(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:

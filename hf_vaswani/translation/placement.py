@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.pipeline_vaswani import require_text
 from .alignment import Alignment, aligning_layers, end_if_over, translate_and_align
 from .markup import SPACE, WORD, Node, Segment, all_nodes, parse, parse_attributes
@@ -32,6 +34,8 @@ MIN_ATTENTION = 0.1
 TIE_TOLERANCE = 1e-6
 # Products of the words on both sides; more take too long.
 MAX_PAIRS = 2**24
+# Most characters of a plain text whose placeholders are kept: its words are paired with those of its translation.
+MAX_PROTECTED = 10_000
 PUNCTUATION = re.compile(r"[^\w\s]+")
 OPENING = "([{¿¡„‚«‹“‘"
 COMMAS = ",;:"
@@ -700,10 +704,71 @@ class PipelineMarkup:
 
     def _translate(self, texts: list[Any], kwargs: dict[str, Any]) -> list[list[dict[str, str]]]:
         pipeline = self.pipeline
-
         for text in texts:
             require_text(text, "a sentence")
         found = translate_markup(
             list(map(pipeline.tags.split, texts)), self.kind, partial(translate_and_align, pipeline, **kwargs)
         )
         return [[{f"{pipeline.return_name}_text": text} for text in candidates] for candidates in found]
+
+
+class PipelineSplitText:
+    """
+    Translates by a pipeline, and keeps the placeholders, URLs and addresses of texts that are split into sentences, as
+    [`PipelineMarkup`] does. Texts without them, texts that cannot be aligned, and those that are not split are
+    translated as they are.
+
+    Args:
+        pipeline ([`VaswaniText2TextGenerationPipeline`]): the pipeline.
+        translate (`Callable`): translates what the pipeline takes, without regard to markup.
+    """
+
+    def __init__(self, pipeline: Any, translate: Callable[..., Any]) -> None:
+        self.pipeline, self.translate = pipeline, translate
+
+    def __call__(self, inputs: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> Any:
+        """Translates what the pipeline takes, with the keywords of a call."""
+        settings = kwargs | {"batch_size": batch_size}
+        if not self._is_split(kwargs):
+            return self.translate(inputs, *args, **settings)
+        if isinstance(inputs, str):
+            return self._translate([inputs], settings)[0]
+        if isinstance(inputs, list):
+            return self._translate(inputs, settings)
+        if isinstance(inputs, Dataset):
+            workers = kwargs.get("num_workers") or self.pipeline._num_workers or 0
+            inputs = DataLoader(inputs, batch_size=None, num_workers=workers)
+        # Batches of a stream are those of a list.
+        texts, size = iter(inputs), batch_size or self.pipeline._batch_size or 1
+        batches = iter(lambda: list(islice(texts, size)), [])
+        return (found for batch in batches for found in self._translate(batch, settings))
+
+    def _is_split(self, kwargs: dict[str, Any]) -> bool:
+        """Returns whether a call splits texts, of a model whose attention says where a protected text goes."""
+        before, _, _ = self.pipeline._sanitize_parameters(**kwargs)
+        before = self.pipeline._preprocess_params | before
+        config = self.pipeline.model.config
+        can_align = config.model_type == VaswaniConfig.model_type and self.pipeline.tokenizer.is_fast
+        return can_align and before.get("split_sentences", False) and not before.get("is_whole", False)
+
+    def _translate(self, texts: list[str], settings: dict[str, Any]) -> list[Any]:
+        for text in texts:
+            require_text(text, "a sentence")
+        found: list[Any] = [None] * len(texts)
+        has_protected = [len(text) <= MAX_PROTECTED and PROTECTED.search(text) is not None for text in texts]
+        for translate, chosen in (
+            (PipelineMarkup(self.pipeline, "placeholders"), has_protected),
+            (self.translate, [not each for each in has_protected]),
+        ):
+            numbers = [number for number, is_chosen in enumerate(chosen) if is_chosen]
+            translations = translate([texts[number] for number in numbers], **settings) if numbers else []
+            for number, each in zip(numbers, translations, strict=True):
+                found[number] = each
+        return found
+
+
+def translator_with_markup(
+    pipeline: Any, kind: str | None, translate: Callable[..., Any]
+) -> PipelineMarkup | PipelineSplitText:
+    """Returns what translates texts with this kind of markup, or with none; takes the arguments of both classes."""
+    return PipelineSplitText(pipeline, translate) if kind is None else PipelineMarkup(pipeline, kind)

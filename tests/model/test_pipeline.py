@@ -1039,6 +1039,26 @@ def test_a_subclass_gets_the_language_of_its_tokenizer(model: Any) -> None:
     assert found("a dog", tgt_lang="hund")[0]["translation_text"].startswith("hund")
 
 
+@pytest.mark.parametrize(
+    ("source", "found", "expected"),
+    [
+        ("happy", "Diese glücklichen glücklichen glücklichen glücklichen Frau.", "Diese glücklichen Frau."),
+        (" old\n", "alte alte alte alte alte.", " alte.\n"),
+        ("cat", "बिल्ली बिल्ली बिल्ली बिल्ली।", "बिल्ली।"),
+        ("No!", "Nein, nein nein.", "Nein, nein nein."),
+        ("a", "ja ja ja", "ja ja ja"),
+        ("a", "a a a ab", "a a a ab"),
+        # Who says several words may repeat them.
+        ("ha ha ha ha", "ha ha ha ha", "ha ha ha ha"),
+        ("a" * 9, "b " * 100_000, "b "),
+    ],
+)
+def test_a_word_alone_is_not_translated_by_repetitions(model, monkeypatch, source, found, expected) -> None:
+    translator = translate_with(model, max_new_tokens=2)
+    monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda ids, **_: [found] * len(ids))
+    assert translator(source) == translation(expected)
+
+
 @pytest.mark.process
 def test_the_task_may_be_declined(folder: str) -> None:
     program = f"""

@@ -208,42 +208,6 @@ def test_placeholders_of_plain_text_are_kept(pipeline, count) -> None:
             assert all(each.count(kept) == text.count(kept) for each in translations)
 
 
-@pytest.mark.parametrize(
-    ("source", "translation", "expected"),
-    [
-        ("happy", "Diese glücklichen glücklichen glücklichen glücklichen Frau.", "Diese glücklichen Frau."),
-        (" old\n", "alte alte alte alte alte.", "alte."),
-        ("<p>cat</p>", "<p>बिल्ली बिल्ली बिल्ली बिल्ली।</p>", "<p>बिल्ली।</p>"),
-        ("No!", "Nein, nein nein.", "Nein, nein nein."),
-        ("a", "ja ja ja", "ja ja ja"),
-        ("a", "a a a ab", "a a a ab"),
-        ("a", "a\na\na\na", "a\na\na\na"),
-        # Who says several words may repeat them.
-        ("ha ha ha ha", "ha ha ha ha", "ha ha ha ha"),
-        ("a" * 9, "b " * 100_000, "b "),
-    ],
-)
-def test_a_word_alone_is_not_translated_by_repetitions(pipeline, monkeypatch, source, translation, expected) -> None:
-    monkeypatch.setattr(pipeline.tokenizer, "batch_decode", lambda ids, **_: [translation] * len(ids))
-    translator = serving.BatchTranslator({"one": pipeline})
-    (found,) = translator(("one", "en", "de", "text", 2), [source.strip()])
-    assert found == [expected] * 2
-
-
-@pytest.mark.parametrize("what", ["long", "model", "tokenizer"])
-def test_text_that_cannot_be_aligned_is_translated_as_it_is(pipeline, monkeypatch, what) -> None:
-    expected = [[each] for each in texts_of(pipeline(PLACEHOLDERS, split_sentences=True))]
-    translator = serving.BatchTranslator({"one": pipeline})
-    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) != expected
-    if what == "long":
-        monkeypatch.setattr(serving, "MAX_PROTECTED", 5)
-    elif what == "model":
-        monkeypatch.setattr(pipeline.model.config, "model_type", "marian")
-    else:
-        monkeypatch.setattr(type(pipeline.tokenizer), "is_fast", False)
-    assert translator(("one", "en", "de", "text", 1), PLACEHOLDERS) == expected
-
-
 # ---- Translations that end early ---------------------------------------------------------------------------------
 
 

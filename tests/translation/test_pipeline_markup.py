@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from torch.utils.data import Dataset
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, pipeline
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
 from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
+from hf_vaswani.translation import placement
 from hf_vaswani.translation.markup import Segment, parse
 from hf_vaswani.translation.placement import restore
 
@@ -133,3 +135,61 @@ def test_engines_have_the_same_markup(folder, translator) -> None:
 def test_what_does_not_fit_is_one_sentence(translator, settings, words) -> None:
     with pytest.raises(ValueError, match=words):
         translator(TEXT, **settings)
+
+
+# ---- Texts that are split ----------------------------------------------------------------------------------------
+
+SPLIT = ["Du {n} fo.", "du fo ku", "Bi https://a.org/b fo. Ku bi", "Lai [X5X]\n\n %s gu", "fo <b>bi</b>", "42", ""]
+PROTECTED_TEXTS = [text for text in SPLIT if any(each in text for each in ("{n}", "https:", "[X5X]"))]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_split_text_keeps_its_placeholders_in_every_kind_of_input(translator, folder, count, monkeypatch) -> None:
+    settings = {"split_sentences": True} | ({"num_return_sequences": count, "num_beams": count} if count > 1 else {})
+    expected = [
+        translator(text, markup="placeholders", **settings)
+        if text in PROTECTED_TEXTS
+        else Pipeline.__call__(translator, text, **settings)
+        for text in SPLIT
+    ]
+    as_list = [found[0] for found in expected] if count == 1 else expected
+    assert [translator(text, **settings) for text in SPLIT] == expected
+    for size in (None, 3):
+        assert translator(SPLIT, batch_size=size, **settings) == as_list
+        assert list(translator((text for text in SPLIT), batch_size=size, **settings)) == expected
+        assert list(translator(Texts(), batch_size=size, **settings)) == expected
+    assert translator([SPLIT[:2], SPLIT[2:]], **settings) == [as_list[:2], as_list[2:]]
+    assert pipeline("translation", model=folder, split_sentences=True)(SPLIT[0]) == translator(
+        SPLIT[0], split_sentences=True
+    )
+    with pytest.raises(TypeError, match="a sentence is a <class 'int'>"):
+        list(translator(iter_of(["fo", 5]), **settings))
+    # A text that is one sentence to the caller is not looked at.
+    monkeypatch.setattr(placement, "PipelineMarkup", None)
+    translator(SPLIT, **settings | {"split_sentences": False})
+
+
+class Texts(Dataset):
+    def __len__(self) -> int:
+        return len(SPLIT)
+
+    def __getitem__(self, number: int) -> str:
+        return SPLIT[number]
+
+
+def iter_of(texts: list[Any]) -> Any:
+    yield from texts
+
+
+@pytest.mark.parametrize("what", ["long", "model", "tokenizer"])
+def test_text_that_cannot_be_aligned_is_translated_as_it_is(translator, monkeypatch, what) -> None:
+    expected = Pipeline.__call__(translator, PROTECTED_TEXTS, split_sentences=True)
+    whole = [found[0] for found in expected]
+    assert translator(PROTECTED_TEXTS, split_sentences=True) != whole
+    if what == "long":
+        monkeypatch.setattr(placement, "MAX_PROTECTED", 5)
+    elif what == "model":
+        monkeypatch.setattr(translator.model.config, "model_type", "marian")
+    else:
+        monkeypatch.setattr(type(translator.tokenizer), "is_fast", False)
+    assert translator(PROTECTED_TEXTS, split_sentences=True) == whole
