@@ -204,7 +204,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             inputs (`str`, list, generator or `torch.utils.data.Dataset` of `str`): the texts. A column of a dataset
                 (`dataset["en"]`) counts as a list, and the lists of a list are translated one by one.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, and puts them where the
-                attention says; `"html+attributes"` also translates `alt`; `"placeholders"`, also of split text, no tags.
+                attention says; `"html+attributes"` also `alt`; `"placeholders"`, as in split text, has no tags.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize; with markup they read a dataset.
             batch_size (`int`, *optional*, defaults to 1): texts at a time: fewer long sentences, and more short ones.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
