@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ..model.sentences_vaswani import has_words
+from ..model.sentences_vaswani import INVISIBLE, has_words
 from .protected import CJK, PROTECTED
 
 KINDS = ("html", "html+attributes", "placeholders")
 
 Span = tuple[int, int]
 
-# A word, or any other character but white space.
-WORD = re.compile(r"\w+|[^\w\s]")
+# A word, which may have signs in it that no model reads, or any other character but white space.
+WORD = re.compile(rf"\w+(?:(?:{INVISIBLE.pattern})++\w+)*|[^\w\s]")
 SPACE = re.compile(r"[ \t\r\n\f]+")
-# Soft hyphens and spaces without width within words, which no model has learned.
-HYPHENATION = re.compile(r"(?<=\w)[\u00ad\u200b\u2060\ufeff]+(?=\w)")
 
 IDEOGRAPH = re.compile(f"[{CJK}]")
 # A line break that programs for subtitles write into plain text, between two sentences: behind a mark, or in front of
@@ -156,8 +154,6 @@ class _Builder:
         """Adds text, whose placeholders are protected."""
         if self.as_html:
             data = SPACE.sub(" ", html.unescape(data))
-        if not data.isascii():
-            data = HYPHENATION.sub("", data)
         if data:
             if not self.braces and (data[0].isspace() or self.text[-1:].isspace()):
                 self.separate()

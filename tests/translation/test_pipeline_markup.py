@@ -95,6 +95,13 @@ def test_tags_may_enclose_several_sentences(translator) -> None:
     assert found != text_of(translator(text, markup="html"))
 
 
+def test_signs_that_are_not_seen_change_nothing(translator) -> None:
+    found = translator("<p>Du <b>fo ku</b> {n} lai.</p>", markup="html")
+    for each in ("&shy;", "\u200b", "&#x2060;"):
+        assert translator(f"<p>D{each}u <b>f{each}o k{each}u</b> {{n}} l{each}ai.</p>", markup="html") == found
+    assert text_of(translator("Du \u200b:cat:\u200b ku", markup="html")).count(":cat:") == 1
+
+
 def test_placeholders_alone(translator) -> None:
     found = text_of(translator("du <b> {n} %s", markup="placeholders"))
     assert found.count("{n}") == found.count("%s") == 1 and "&" not in found
