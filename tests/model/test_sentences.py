@@ -19,6 +19,7 @@ from hf_vaswani.model.sentences_vaswani import (
     LanguageTags,
     Parts,
     batch_limits,
+    cut,
     evaluation_mode,
     fitting_spans,
     has_words,
@@ -143,7 +144,23 @@ def test_a_link_or_a_placeholder_begins_a_sentence(begin: str) -> None:
 
 @pytest.mark.parametrize(
     "begin",
-    ["cat", "(cat", "iPhone", "eBay", "e.g.", "a.m.", "z.B.", "and/or", "it's", "co-op", "n.", "etc.)", "ß", "ǆ"],
+    [
+        "cat",
+        "(cat",
+        "iPhone",
+        "eBay",
+        "e.g.",
+        "a.m.",
+        "z.B.",
+        "and/or",
+        "it's",
+        "co-op",
+        "n.",
+        "etc.)",
+        "ß",
+        "ǆ",
+        "\u200ethe",
+    ],
 )
 def test_a_word_in_lower_case_begins_no_sentence(begin: str) -> None:
     assert len(sentence_spans(f"The cat sleeps approx. {begin} the dog.")) == 1
@@ -332,6 +349,11 @@ def test_signs_that_have_a_meaning_are_read(text: str) -> None:
     """They join letters, or separate words that are written without spaces."""
     assert visible(text) == text
     assert visible(f"\u200b{text} \u200b") == f"{text} "
+
+
+def test_signs_that_are_not_read_make_no_text_too_long() -> None:
+    parts = cut("", "ab\u00ad" * 20, lambda text: {"input_ids": [*text]}, longest=50)
+    assert parts.spans == [(0, 60)] and parts.sources == ["ab" * 20]
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------

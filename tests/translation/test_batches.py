@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani.data.tokenizer import add_tags, load_tokenizer
-from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
+from hf_vaswani.translation.batches import log_probabilities, to_translate, translate_corpus, translate_n_best
 
 
 @pytest.fixture
@@ -27,6 +27,8 @@ def test_a_corpus_is_translated_in_order_with_any_batches(translator) -> None:
     assert together == alone
     assert translate_corpus(model, tokenizer, sentences, tokens_per_batch=1, max_length=10) == alone
     assert translate_corpus(model, tokenizer, [], max_length=10) == []
+    hidden = [sentence.replace("e", "\u00ade") for sentence in sentences]
+    assert to_translate(tokenizer, hidden) == to_translate(tokenizer, sentences)
 
 
 def test_batches_keep_to_the_budget_and_dropout_is_off(translator, monkeypatch) -> None:
