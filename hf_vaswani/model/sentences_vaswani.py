@@ -147,7 +147,7 @@ def visible(text: str) -> str:
 
 def without_repetition(source: str, translations: list[str]) -> list[str]:
     """Returns translations of a sentence; those of one word without words that stand four times in a row or more."""
-    is_word = len(LANGUAGE_TAG.sub("", source).split()) == 1
+    is_word = len(LANGUAGE_TAG.sub("", source).split()) == 1 and not re.search(f"{UNSPACED}{{4}}", source)
     return [REPEATED.sub(r"\1", text) if is_word else text for text in translations]
 
 

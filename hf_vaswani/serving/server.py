@@ -364,7 +364,7 @@ async def languages(service: Shared) -> list[dict[str, Any]]:
 async def detect(request: Request, service: Shared) -> list[dict[str, Any]]:
     """Recognises the language of a text."""
     asked = await service.read(request, DetectRequest)
-    return [dict(service.directions.detect("\n".join(asked.texts)))]
+    return [dict(service.directions.detect("\n".join(_words_of(text, "text") for text in asked.texts)))]
 
 
 @router.head("/health", include_in_schema=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ..model import sentences_vaswani
 from ..model.sentences_vaswani import INVISIBLE, has_words
 from .protected import CJK, PROTECTED
 
@@ -20,10 +21,11 @@ WORD = re.compile(rf"\w+(?:(?:{INVISIBLE.pattern})++\w+)*|[^\w\s]")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
 IDEOGRAPH = re.compile(f"[{CJK}]")
-# A line break that programs for subtitles write into plain text, between two sentences: behind a mark, or in front of
-# the dash of the next speaker.
+# Line breaks of plain text, also as programs for subtitles write them between two sentences: behind a mark, or in
+# front of the dash of the next speaker.
 LINE_BREAK = re.compile(
     r"""(?:(?<=[.!?…。！？♪])|(?<=[.!?…。！？]["'”’»)]))[ ]?<(?i:br)[ ]?/?>|<(?i:br)[ ]?/?>(?=[ ]?[-–—♪])"""
+    rf"|{sentences_vaswani.LINE_BREAK.pattern}"
 )
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
@@ -124,9 +126,20 @@ def parse(text: str, kind: str) -> list[str | Segment]:
         raise ValueError(f"markup must be {', '.join(map(repr, KINDS[:-1]))} or {KINDS[-1]!r}, but it is {kind!r}.")
     if kind != "placeholders":
         return _parse_html(text)
-    builder, parts, begin = _Builder(as_html=False), list[str | Segment](), 0
+    return _parse_lines(text, _Builder(as_html=False))
+
+
+def _parse_lines(text: str, builder: "_Builder") -> list[str | Segment]:
+    """Splits a text without tags, whose lines are segments. What is protected may have several lines."""
+    parts: list[str | Segment] = []
+    # Messages of ICU are the only ones.
+    spans = [match.span() for match in PROTECTED.finditer(text)] if "{" in text else []
+    begin = 0
     for match in (*LINE_BREAK.finditer(text), None):
         start, end = (len(text),) * 2 if match is None else match.span()
+        place = bisect_right(spans, start, key=lambda span: span[1])
+        if place < len(spans) and spans[place][0] < start:
+            continue
         builder.add_text(text[begin:start])
         parts += [*builder.finish(text[begin:start]), text[start:end]]
         begin = end
@@ -273,7 +286,19 @@ class _Builder:
                 place = bisect_right(taken, start, key=lambda each: each[1])
                 if place == len(taken) or end <= taken[place][0]:
                     self._take(start, end)
+        self._protect_numbers()
         self.protected.sort()
+
+    def _protect_numbers(self) -> None:
+        """Protects tags around nothing but a number, such as that of a footnote."""
+        taken, last = sorted(self.protected), 0
+        for node in list(all_nodes(self.open[0].nodes)):
+            content = self.text[node.start : node.end]
+            place = bisect_right(taken, node.start, key=lambda each: each[1])
+            is_free = last <= node.start and (place == len(taken) or node.end <= taken[place][0])
+            if is_free and any(map(str.isdigit, content)) and not has_words(content) and content == content.strip():
+                self._take(node.start, node.end)
+                last = node.end
 
     def _quoted(self) -> list[Span]:
         """Returns the annotated words (ruby) of a sentence that has no other words in their script."""
@@ -365,6 +390,9 @@ class _Tags:
 def _parse_html(text: str) -> list[str | Segment]:
     parts: list[str | Segment] = []
     builder, tags = _Builder(), _Tags(text)
+    if tags.find(0) is None:
+        # Programs send plain text as HTML, too.
+        return _parse_lines(text, builder)
     place = begin = 0
     for start, after, end, match in _markup(tags):
         builder.add_text(text[place:start])
@@ -445,6 +473,9 @@ def parse_attributes(text: str) -> list[str | Segment]:
             if not _is_read(tag["name"].lower(), match[1].lower(), attributes):
                 continue
             quote = match[2][:1] if match[2] and match[2][0] in "\"'" else ""
+            if re.search(r"\{[{%]|<%", match[2] or ""):
+                # The expression of a template may have quotes of its own.
+                continue
             builder.add_text(html.unescape(match[2].strip(quote) if quote else match[2] or ""))
             (value,) = builder.finish("")
             if isinstance(value, Segment):

@@ -66,6 +66,7 @@ PROTECTED = re.compile(
     )
     # ``code`` and :roles:`of` reStructuredText; `code` of Markdown.
     | (?::[\w+.-]{{1,64}}){{1,4}}:`[^`\s]+`
+    | ```[^`\n]+```
     | ``[^`\n]+``
     | `[^`\s]+`
     # Names: @name, @name@host, !group@host, #tag, :emoji:.
@@ -92,11 +93,15 @@ PROTECTED = re.compile(
     | <(?i:br)[ ]?/?>
     | __(?<!\w__)[A-Za-z](?:\w{{0,64}}?[A-Za-z0-9])?__(?!\w)
     | \[X[ ]?\d{{1,9}}[ ]?X\]
-    # %name%, %<name>s, %(name)d, %1$s, %s, %.2f, %lld, %@, %1, %L1, %n, %%.
-    | %(?<![\w%]%)[A-Za-z_][\w.-]{{0,64}}+%(?!\w)
+    # %name%, %%name%%, %#@name@, %<name>s, %(name)d, %1$s, %s, %.2f, %lld, %@, %1, %L1, %n, %%. A letter that begins
+    # a word is none, as in "%-formatting" and "%change".
+    | %%\w{{1,64}}+%%
+    | %(?<![\w%]%)[A-Za-z_][\w.-]{{0,64}}+%(?![\w%])
+    | %\#@\w{{1,64}}+@
     | %<\w{{1,64}}+>[-+\#0]{{0,3}}\d{{0,4}}(?:\.\d{{1,4}})?[a-zA-Z]
     | %(?:\(\w+\)|\d{{1,2}}\$)[-+\#0]{{0,3}}\d{{0,4}}(?:\.\d{{1,4}})?[hljztL]{{0,2}}[diouxXeEfFgGcrsap@]
-    | (?<!\d)%[-+\#0]{{0,3}}(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?[hljztL]{{0,2}}[diouxXeEfFgGcrsap@]
+    | (?<!\d)%(?!-[A-Za-z]{{2}})[-+\#0]{{0,3}}(?:\d{{1,4}}|\*)?(?:\.(?:\d{{1,4}}|\*))?[hljztL]{{0,2}}
+        (?:[dsuf@](?![A-Za-z]{{4}})|[ioxXeEFgGcrap](?![A-Za-z]))
     | %(?<![\w%]%)L?(?:[1-9]\d?(?![\w%])|n(?!\w))
     | %%
     # &amp;

@@ -1051,6 +1051,8 @@ def test_a_subclass_gets_the_language_of_its_tokenizer(model: Any) -> None:
         # Who says several words may repeat them.
         ("ha ha ha ha", "ha ha ha ha", "ha ha ha ha"),
         ("a" * 9, "b " * 100_000, "b "),
+        ("我非常高兴", "very very very very happy", "very very very very happy"),
+        ("猫", "cat cat cat cat", "cat"),
     ],
 )
 def test_a_word_alone_is_not_translated_by_repetitions(model, monkeypatch, source, found, expected) -> None:

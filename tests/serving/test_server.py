@@ -126,7 +126,9 @@ def test_the_language_is_recognised(monkeypatch) -> None:
         assert [kind[:3] for kind in kinds] == [("one", "fr", "de")] * 2 + [("one", "de", "en")]
         (found,) = client.post("/detect", json={"q": french}).json()
         assert found["language"] == "fr" and 50 < found["confidence"] <= 100
-        assert client.post("/detect", data={"q": "12"}).json() == [{"language": "en", "confidence": 0.0}]
+        for undecidable in ("12", "https://example.org", "@name #tag"):
+            found = client.post("/detect", data={"q": undecidable}).json()
+            assert found == [{"language": "en", "confidence": 0.0}]
         (found,) = client.post("/detect", json={"q": [french, french]}).json()
         assert found["language"] == "fr"
 

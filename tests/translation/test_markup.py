@@ -1,5 +1,7 @@
 """What is translated of text with markup, and what is protected."""
 
+import time
+
 import pytest
 
 from hf_vaswani.translation.markup import Segment, parse, parse_attributes
@@ -193,3 +195,55 @@ def test_attributes_that_people_read(markup, expected) -> None:
     assert [part.text for part in parts if isinstance(part, Segment)] == expected
     if not expected:
         assert "".join(map(str, parts)) == markup
+
+
+LINES = [
+    "  The cat {x}.",
+    "\tdogs",
+    "42",
+    "",
+    "{b} sleeps",
+    "a {n, plural,\n one {# x}\n other {# y}} b",
+    "www.a.example",
+]
+
+
+@pytest.mark.parametrize("kind", ["placeholders", "html", "html+attributes"])
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r", "\u2028", "\x85", "\n\n"])
+def test_each_line_of_plain_text_is_a_segment(kind, line_break) -> None:
+    """A placeholder that is left out beside a line break must not take it along."""
+    parts = parse(line_break.join(LINES), kind)
+    segments = [part.text for part in parts if isinstance(part, Segment)]
+    expected = [line.strip() for line in LINES if line not in ("42", "", "www.a.example")]
+    as_html = kind != "placeholders"
+    assert segments == ([each.replace("\n ", " ").replace("\n", " ") for each in expected] if as_html else expected)
+    written = "".join(part if isinstance(part, str) else f"{part.front}{part.text}{part.back}" for part in parts)
+    if as_html:
+        assert written.count(line_break) == line_break.join(LINES).count(line_break) - (2 if line_break == "\n" else 0)
+    else:
+        assert written == line_break.join(LINES)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<p>The cat<sup>1</sup> sleeps.<sup>[2]</sup></p>", ["<sup>1</sup>", "<sup>[2]</sup>"]),
+        ("<b>42</b> cats", ["<b>42</b>"]),
+        ("In (<a href=x><i>2024</i></a>) it", ["<a href=x><i>2024</i></a>"]),
+        ("<a href=x><i>20</i>24</a> it", ["<a href=x><i>20</i>24</a>"]),
+        ("<b>4 cats</b> <i>!</i> <i> 5 </i> <code>6</code>", ["<code>6</code>"]),
+        ("<a>https://a.example/<b>42</b></a> it", ["<a>https://a.example/<b>42</b></a>"]),
+    ],
+)
+def test_tags_around_a_number_keep_it(text, expected) -> None:
+    assert [
+        written for part in parse(text, "html") if isinstance(part, Segment) for *_, written in part.protected
+    ] == (expected)
+
+
+def test_many_lines_and_numbers_take_no_longer() -> None:
+    for text in ("<b>1</b> a ", "<b><i>1</i></b>", "a\n{x} b\n", "{n, plural,\n one {a}}\n"):
+        for kind in ("html", "placeholders"):
+            start = time.process_time()
+            parse(text * 20_000, kind)
+            assert time.process_time() - start < 20

@@ -31,7 +31,7 @@ PLACEHOLDERS = [
     *("{% trans %}", "{%- if a -%}", "{# note #}", "{!! $x !!}", "<%= name %>", "<% if a > b %>", "``x = 1``"),
     *("{n, number}", "{d, date, short}", "{count, plural, one {# item} other {# items}}", "{\\pos(1, 2)}", "{0,10:C}"),
     "{who, select, one {He has {n, plural, one {# cat} other {# cats}}} other {They}}",
-    *('$t(key, {"count": 1})', "[X 5 X]", "<br />", "<BR>", "<br/>"),
+    *("%#@files@", "%%VAR%%", "```x = 1```", '$t(key, {"count": 1})', "[X 5 X]", "<br />", "<BR>", "<br/>"),
 ]
 
 
@@ -56,6 +56,7 @@ def test_beside_scripts_without_spaces_an_address_needs_no_boundary(text) -> Non
         ("Read more.https://a.example/b and https://a.example's page", ["https://a.example/b", "https://a.example"]),
         ("Is it example.com? Look at example.com: Example.com's.", ["example.com", "example.com", "Example.com"]),
         ("%dx%d %dms %(n)sGB", ["%d", "%d", "%d", "%(n)s"]),
+        ("%d%% %s%%, %s文件 %5dMB", ["%d", "%%", "%s", "%%", "%s", "%5d"]),
         ("Hello {a}{b}, %s%s", ["{a}", "{b}", "%s", "%s"]),
         ("#话题#后续", ["#话题#"]),
         ("@girl's @girl: @girl, (@girl)", ["@girl"] * 4),
@@ -70,6 +71,7 @@ def test_where_it_ends(text, expected) -> None:
     "text",
     [
         "50% of it, 100%sure, 5 % done, 50 % d'eau, 100% sure, 5 %. 50%-60% and a%20b",
+        "%-formatting, %-style, the %character, a %change, %description, 5 %-age, 5 %-os, %60ak, %5eko, %5lik",
         "a{b, a {b c} d, {a, b}, f(x), [1], [x], {",
         "He came to the end.Then he left, e.g./or i.e. and/or etc./usw., z.B./oder, U.S./Canada, a.m./p.m.",
         "3.5/5 and 10.5km/h, 1.000.000, 12.12.2024, v1.2/x, 10:30:45, 2.0.1",
