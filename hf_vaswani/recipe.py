@@ -225,8 +225,8 @@ class TokenizerRecipe:
     """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens, the tags of
     `data.target_tag` and prefixes such as `<bt>` count. `bytes` always has 260 entries, plus the tags and prefixes."""
     split_digits: bool = fixed(False)
-    """Make each digit an entry of its own, so that numbers are spelled digit by digit, and a model copies those it has
-    never seen. `bytes` and `characters` do so anyway."""
+    """Make each digit an entry of its own, so that numbers are spelled digit by digit. `bytes` and `characters` do so
+    anyway."""
     path: str | None = place(None)
     """Folder or Hub id of a tokenizer to use instead of training one. `kind`, `vocab_size` and `split_digits` then
     have no effect."""
