@@ -273,7 +273,7 @@ class Parts:
 
     @property
     def sources(self) -> list[str]:
-        """What a model reads of the parts, each with what is in front of it."""
+        """The parts as a model reads them, each with its front."""
         return [self.front + visible(self.text[start:end]) for start, end in self.spans]
 
     def join(self, translations: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What programs ask the server: fields of a query string, of JSON or of a form, their limits and their key."""
+"""Requests to the server: fields of a query string, of JSON or of a form, with their limits and API keys."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class RequestBody(BaseModel):
     """Body of a request, as JSON or as a form."""
 
     q: Any
-    api_key: str | None = Field(None, description="API key, where the server asks for one")
+    api_key: str | None = Field(None, description="a text: the API key, where the server asks for one")
 
     @property
     def texts(self) -> list[str]:
@@ -147,7 +147,7 @@ async def read_fields(request: Request, body: bytes) -> dict[str, Any]:
         else:
             pairs += _decode(body, "form") if media == FORMS[0] else await _read_parts(request, body)
     if len(dict(pairs)) < len(pairs):
-        raise RefusedError(400, "A field of the form is given twice: a list of texts needs JSON.")
+        raise RefusedError(400, "A field is given twice: a list of texts needs JSON.")
     # An empty field is one that is left out, but a text may be empty.
     return {name: value for name, value in pairs if value or name == "q"} | fields
 

@@ -749,22 +749,21 @@ class PipelineSplitText:
         before = self.pipeline._preprocess_params | before
         config = self.pipeline.model.config
         can_align = config.model_type == VaswaniConfig.model_type and self.pipeline.tokenizer.is_fast
-        return can_align and before.get("split_sentences", False) and not before.get("is_whole", False)
+        is_split = before.get("split_sentences", False) and not before.get("is_whole", False)
+        # A summary need not have every link of its text.
+        return is_split and can_align and self.pipeline.translates
 
     def _translate(self, texts: list[str], settings: dict[str, Any]) -> list[Any]:
         for text in texts:
             require_text(text, "a sentence")
-        found: list[Any] = [None] * len(texts)
         has_protected = [len(text) <= MAX_PROTECTED and PROTECTED.search(text) is not None for text in texts]
-        for translate, chosen in (
-            (PipelineMarkup(self.pipeline, "placeholders"), has_protected),
-            (self.translate, [not each for each in has_protected]),
-        ):
-            numbers = [number for number, is_chosen in enumerate(chosen) if is_chosen]
-            translations = translate([texts[number] for number in numbers], **settings) if numbers else []
-            for number, each in zip(numbers, translations, strict=True):
-                found[number] = each
-        return found
+        found: dict[int, Any] = {}
+        for is_kept, translate in ((False, self.translate), (True, PipelineMarkup(self.pipeline, "placeholders"))):
+            numbers = [number for number, each in enumerate(has_protected) if each == is_kept]
+            if numbers:
+                translations = translate([texts[number] for number in numbers], **settings)
+                found |= zip(numbers, translations, strict=True)
+        return [found[number] for number in range(len(texts))]
 
 
 def translator_with_markup(

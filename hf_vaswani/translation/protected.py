@@ -1,11 +1,11 @@
-"""What is not translated in a text, found by its form: addresses, names such as @name and #tag, and placeholders."""
+"""Recognizes text that is not translated by its form: addresses, names such as @name and #tag, and placeholders."""
 
 import re
 
 # Letters and digits of the scripts that domains are written in, besides those of Chinese, Japanese and Korean.
 LETTER = r"0-9A-Za-z\u00c0-\u052f"
-# What ends a URL: white space, quotes, brackets without their other half, punctuation that is not ASCII, emoji, and
-# the letters of Chinese, Japanese and Korean, which follow it without a space.
+# A URL ends at white space, quotes, brackets without their other half, punctuation that is not ASCII, emoji, and
+# letters of Chinese, Japanese and Korean, which follow it without a space.
 END = (
     r"\s<>\"'`(){}\[\]|\\^«»¿¡،؛؟۔।॥\u1100-\u11ff\u2000-\u2bff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     r"\ufe30-\ufe4f\uff00-\uffef\U0001f000-\U0001faff\U00020000-\U0003ffff"
@@ -43,7 +43,7 @@ HOST = rf"[{LETTER}-]{{1,63}}+(?:\.[{LETTER}-]{{1,63}}+)+"
 
 PROTECTED = re.compile(
     rf"""
-    # What begins with a letter has one of these signs behind its first word.
+    # Addresses begin with a letter or digit, and have one of these signs behind their first word.
     (?<![{LETTER}])(?=[{LETTER}_+-]{{1,64}}+[.:@/])(?:
         # Any scheme; a host may have letters of any script.
         [A-Za-z][A-Za-z0-9+-]{{1,30}}+://(?:[\w-]{{1,63}}\.)?(?:[{CJK}]{{1,63}}\.)*{URL}++
@@ -93,8 +93,8 @@ PROTECTED = re.compile(
     | <(?i:br)[ ]?/?>
     | __(?<!\w__)[A-Za-z](?:\w{{0,64}}?[A-Za-z0-9])?__(?!\w)
     | \[X[ ]?\d{{1,9}}[ ]?X\]
-    # %name%, %%name%%, %#@name@, %<name>s, %(name)d, %1$s, %s, %.2f, %lld, %@, %1, %L1, %n, %%. A letter that begins
-    # a word is none, as in "%-formatting" and "%change".
+    # %name%, %%name%%, %#@name@, %<name>s, %(name)d, %1$s, %s, %.2f, %lld, %@, %1, %L1, %n, %%. The first
+    # letter of a word, as in "%-formatting" and "%change", is no conversion.
     | %%\w{{1,64}}+%%
     | %(?<![\w%]%)[A-Za-z_][\w.-]{{0,64}}+%(?![\w%])
     | %\#@\w{{1,64}}+@

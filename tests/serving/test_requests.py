@@ -85,7 +85,7 @@ def asked(**body: Any) -> dict[str, str]:
 NO_JSON = "The body is neither JSON nor a form."
 NO_FORM = "The form cannot be read: it must be UTF-8, without files."
 NO_QUERY = NO_FORM.replace("form", "query string")
-TWICE = "A field of the form is given twice: a list of texts needs JSON."
+TWICE = "A field is given twice: a list of texts needs JSON."
 
 
 @pytest.mark.parametrize(

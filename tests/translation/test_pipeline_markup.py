@@ -176,6 +176,14 @@ def test_split_text_keeps_its_placeholders_in_every_kind_of_input(translator, fo
     translator(SPLIT, **settings | {"split_sentences": False})
 
 
+def test_a_text_to_text_model_need_not_keep_placeholders(folder) -> None:
+    """A summary need not have every link of its text."""
+    summarizer = pipeline("summarization", model=folder)
+    found = summarizer(PROTECTED_TEXTS, split_sentences=True)
+    assert found == [each[0] for each in Pipeline.__call__(summarizer, PROTECTED_TEXTS, split_sentences=True)]
+    assert found != summarizer(PROTECTED_TEXTS, split_sentences=True, markup="placeholders")
+
+
 class Texts(Dataset):
     def __len__(self) -> int:
         return len(SPLIT)
