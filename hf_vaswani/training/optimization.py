@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules: Adam and the warm-up schedule of Section 5.3, AdamW, Muon, and others."""
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from transformers import (
 )
 
 from ..recipe import Schedule
+from ..translation.quantization import has_bfloat16
+
+# Elements of matrices that are orthogonalized together: more of them leave the cache of a CPU, and fill an accelerator.
+MAX_ELEMENTS, MAX_ELEMENTS_ON_ACCELERATORS = 2**20, 2**24
 
 
 def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -30,12 +35,91 @@ def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> flo
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
+class Muon(torch.optim.Muon):
+    """
+    Muon of torch, computed for all matrices of one shape together: fewer and larger operations, and the same steps.
+    Where a device has no instructions for bfloat16, the iterations are in float32, which is many times as fast there
+    and closer to the exact result.
+
+    Takes the arguments of `torch.optim.Muon`, and has the same state. Parameters need the dtype of their gradients.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Makes a step."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            gradients = [weight.grad for weight in weights]
+            for weight in weights:
+                self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+            buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+            rate, momentum = group["lr"], group["momentum"]
+            torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+            updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+            for numbers in _stacks(updates):
+                turned = orthogonalized(
+                    [updates[number] for number in numbers], group["ns_coefficients"], group["ns_steps"], group["eps"]
+                )
+                # The size of AdamW's steps (arXiv:2502.16982, Section 2.2).
+                size = 0.2 * max(turned[0].shape) ** 0.5
+                torch._foreach_add_([weights[number] for number in numbers], turned, alpha=-rate * size)
+
+
+def _stacks(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Returns the numbers of matrices that are orthogonalized together: those of one shape, also if it is turned."""
+    by_shape: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, matrix in enumerate(matrices):
+        by_shape[tuple(sorted(matrix.shape))].append(number)
+    most = MAX_ELEMENTS if matrices[0].device.type == "cpu" else MAX_ELEMENTS_ON_ACCELERATORS
+    return [
+        numbers[start : start + rows]
+        for (short, long), numbers in by_shape.items()
+        for rows in [max(1, most // (short * long))]
+        for start in range(0, len(numbers), rows)
+    ]
+
+
+def orthogonalized(
+    matrices: Sequence[torch.Tensor], coefficients: tuple[float, float, float], steps: int, eps: float
+) -> list[torch.Tensor]:
+    """
+    Replaces the singular values of matrices by about 1, with the iterations of Newton and Schulz
+    (https://kellerjordan.github.io/posts/muon): X <- a X + (b G + c G^2) X for G = X X^T.
+
+    Args:
+        matrices (`Sequence[torch.Tensor]` of shape `(rows, columns)`): of one shape, some of them transposed.
+        coefficients (`tuple[float, float, float]`): a, b and c.
+        steps (`int`): number of iterations.
+        eps (`float`): least norm by which a matrix is divided.
+
+    Returns:
+        `list[torch.Tensor]`, each of the shape and type of its matrix.
+    """
+    a, b, c = coefficients
+    first, are_tall = matrices[0], [len(matrix) > matrix.shape[1] for matrix in matrices]
+    dtype = torch.bfloat16 if has_bfloat16(first.device) else torch.float32
+    wide = [matrix.mT if is_tall else matrix for matrix, is_tall in zip(matrices, are_tall, strict=True)]
+    stack = torch.stack(wide).to(dtype)  # [matrices, rows, columns], no more rows than columns
+    stack /= stack.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = stack @ stack.mT
+        stack = torch.baddbmm(stack, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), stack, beta=a)
+    turned = [
+        matrix.mT if is_tall else matrix for matrix, is_tall in zip(stack.to(first.dtype), are_tall, strict=True)
+    ]
+    # Of one layout with the weights, they are added together.
+    return [matrix.contiguous() for matrix in turned]
+
+
 class MuonAndAdam(torch.optim.Optimizer):
     """
     Muon for some parameters and Adam for the others, with one schedule and one state.
 
     Args:
-        adam (`torch.optim.Adam`), muon (`torch.optim.Muon`): optimizers of disjoint parameters.
+        adam (`torch.optim.Adam`), muon ([`Muon`]): optimizers of disjoint parameters.
     """
 
     def __init__(self, adam: torch.optim.Optimizer, muon: torch.optim.Optimizer) -> None:
@@ -99,7 +183,7 @@ def muon(
     rest = adam(others, learning_rate, weight_decay=weight_decay, **keywords)
     if not matrices:
         return rest
-    inner = torch.optim.Muon(matrices.values(), learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
+    inner = Muon(matrices.values(), learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
     return MuonAndAdam(rest, inner)
 
 
