@@ -53,7 +53,8 @@ class Muon(torch.optim.Muon):
                 continue
             gradients = [weight.grad for weight in weights]
             for weight in weights:
-                self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
             buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
             rate, momentum = group["lr"], group["momentum"]
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
@@ -69,10 +70,10 @@ class Muon(torch.optim.Muon):
 
 
 def _stacks(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Returns the numbers of matrices that are orthogonalized together: those of one shape, also if it is turned."""
+    """Returns the numbers of matrices that are orthogonalized together: of one shape, and those transposed."""
     by_shape: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for number, matrix in enumerate(matrices):
-        by_shape[tuple(sorted(matrix.shape))].append(number)
+    for number in sorted(range(len(matrices)), key=lambda number: _is_tall(matrices[number])):
+        by_shape[tuple(sorted(matrices[number].shape))].append(number)
     most = MAX_ELEMENTS if matrices[0].device.type == "cpu" else MAX_ELEMENTS_ON_ACCELERATORS
     return [
         numbers[start : start + rows]
@@ -80,6 +81,10 @@ def _stacks(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
         for rows in [max(1, most // (short * long))]
         for start in range(0, len(numbers), rows)
     ]
+
+
+def _is_tall(matrix: torch.Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
 
 def orthogonalized(
@@ -90,7 +95,8 @@ def orthogonalized(
     (https://kellerjordan.github.io/posts/muon): X <- a X + (b G + c G^2) X for G = X X^T.
 
     Args:
-        matrices (`Sequence[torch.Tensor]` of shape `(rows, columns)`): of one shape, some of them transposed.
+        matrices (`Sequence[torch.Tensor]` of shape `(rows, columns)`): matrices of one shape, and behind them those
+            with more rows than columns, whose shape is its transpose.
         coefficients (`tuple[float, float, float]`): a, b and c.
         steps (`int`): number of iterations.
         eps (`float`): least norm by which a matrix is divided.
@@ -99,19 +105,18 @@ def orthogonalized(
         `list[torch.Tensor]`, each of the shape and type of its matrix.
     """
     a, b, c = coefficients
-    first, are_tall = matrices[0], [len(matrix) > matrix.shape[1] for matrix in matrices]
+    tall = [matrix.mT for matrix in matrices if _is_tall(matrix)]
+    wide = matrices[: len(matrices) - len(tall)]
+    first = matrices[0]
     dtype = torch.bfloat16 if has_bfloat16(first.device) else torch.float32
-    wide = [matrix.mT if is_tall else matrix for matrix, is_tall in zip(matrices, are_tall, strict=True)]
-    stack = torch.stack(wide).to(dtype)  # [matrices, rows, columns], no more rows than columns
+    stack = torch.stack([*wide, *tall]).to(dtype)  # [matrices, rows, columns], no more rows than columns
     stack /= stack.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = stack @ stack.mT
         stack = torch.baddbmm(stack, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), stack, beta=a)
-    turned = [
-        matrix.mT if is_tall else matrix for matrix, is_tall in zip(stack.to(first.dtype), are_tall, strict=True)
-    ]
-    # Of one layout with the weights, they are added together.
-    return [matrix.contiguous() for matrix in turned]
+    stack = stack.to(first.dtype)
+    # In the layout of the weights, to which they are added together.
+    return [*stack[: len(wide)].unbind(), *stack[len(wide) :].mT.contiguous().unbind()]
 
 
 class MuonAndAdam(torch.optim.Optimizer):

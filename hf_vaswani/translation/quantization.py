@@ -6,6 +6,7 @@ connections, probabilities and scores stay in float32.
 """
 
 import copy
+import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,6 +26,10 @@ def has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
+        return False
+    # oneDNN, which multiplies, can be limited to older instructions, and emulates the others then.
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
+    if limit not in ("", "ALL", "DEFAULT") and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
         return False
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))

@@ -5,9 +5,18 @@ from typing import get_args
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani.recipe import Optimizer, TrainingRecipe, resume_marks
-from hf_vaswani.training.optimization import OPTIMIZERS, build_optimizer, build_schedule, noam
+from hf_vaswani.training import optimization
+from hf_vaswani.training.optimization import (
+    OPTIMIZERS,
+    Muon,
+    build_optimizer,
+    build_schedule,
+    noam,
+    orthogonalized,
+)
 
 
 def test_noam_of_the_paper() -> None:
@@ -112,6 +121,90 @@ def test_muon_takes_matrices_of_layers_and_adam_the_rest() -> None:
     turned = -(left.T @ inner.detach() @ right.T) / (0.1 * 0.2 * 5**0.5)
     assert turned.diagonal().min() > 0.6 and turned.diagonal().max() < 1.2, turned
     torch.testing.assert_close(turned, turned.diagonal().diag(), atol=0.03, rtol=0)
+
+
+SHAPES = [(8, 8), (8, 24), (24, 8), (8, 8), (5, 3), (24, 8), (1, 7)]
+
+
+def draw(shapes: list[tuple[int, int]], seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("most", [2**20, 200, 1])
+@pytest.mark.parametrize(("has_them", "tolerance"), [(True, 0.02), (False, 0.2)])
+def test_muon_of_all_matrices_is_that_of_each(monkeypatch, has_them, tolerance, most, is_resumed) -> None:
+    """Torch computes each matrix alone, and always in bfloat16, whose error is the larger tolerance."""
+    monkeypatch.setattr(optimization, "has_bfloat16", lambda device: has_them)
+    monkeypatch.setattr(optimization, "MAX_ELEMENTS", most)
+    start = draw(SHAPES, 0)
+
+    def build(kind: type[torch.optim.Optimizer]) -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
+        weights = [torch.nn.Parameter(weight.clone()) for weight in start]
+        groups = [{"params": weights[:4]}, {"params": weights[4:], "lr": 0.3, "weight_decay": 0.0, "momentum": 0.5}]
+        return weights, kind(groups, lr=0.1, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+
+    (expected, theirs), (found, ours) = build(torch.optim.Muon), build(Muon)
+    for seed in range(1, 4):
+        for number, gradient in enumerate(draw(SHAPES, seed)):
+            # A matrix may have no gradient, in some steps or in all.
+            used = not (number == 3 or (number == 1 and seed == 2))
+            expected[number].grad = found[number].grad = gradient if used else None
+        before = [weight.detach().clone() for weight in expected]
+        for weight, other in zip(found, before, strict=True):
+            weight.data.copy_(other)
+        theirs.step()
+        ours.step()
+        for old, one, other in zip(before, expected, found, strict=True):
+            assert (other - one).norm() <= tolerance * (one - old).norm(), (seed, old.shape)
+        if is_resumed:
+            found, ours = build(Muon)
+            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    states = [{number: state["momentum_buffer"] for number, state in each.state_dict()["state"].items()}
+              for each in (theirs, ours)]  # fmt: skip
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+    assert ours.state_dict()["param_groups"] == theirs.state_dict()["param_groups"]
+
+
+def test_matrices_are_orthogonalized_exactly_without_bfloat16(monkeypatch) -> None:
+    monkeypatch.setattr(optimization, "has_bfloat16", lambda device: False)
+    matrices = draw([(6, 9), (6, 9), (9, 6)], 1)
+    a, b, c = coefficients = (3.4445, -4.7750, 2.0315)
+    for matrix, turned in zip(matrices, orthogonalized(matrices, coefficients, 5, 1e-7), strict=True):
+        left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        values = values / values.norm()
+        for _ in range(5):
+            values = a * values + b * values**3 + c * values**5
+        torch.testing.assert_close(turned.double(), left @ values.diag() @ right, atol=1e-4, rtol=1e-4)
+    assert not orthogonalized([torch.zeros(3, 4)], coefficients, 5, 1e-7)[0].any()
+
+
+def test_the_operations_of_muon_do_not_grow_with_the_layers() -> None:
+    """Of a GPU, starting them takes most of the time. Nothing is read from the device."""
+
+    class Counted(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+            if not operation.is_view:
+                self.names.append(str(operation))
+            return operation(*arguments, **(keywords or {}))
+
+    counts = []
+    for layers in (1, 6):
+        weights = [torch.nn.Parameter(weight) for weight in draw([(8, 8), (8, 24), (24, 8)] * layers, 1)]
+        optimizer = Muon(weights, 0.1)
+        for _ in range(2):
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            with Counted() as counted:
+                optimizer.step()
+        counts.append(len(counted.names))
+        assert not [name for name in counted.names if "_local_scalar_dense" in name]
+    assert counts[0] == counts[1] <= 60
 
 
 def test_muon_and_adam_are_one_to_a_schedule_and_to_a_saved_state() -> None:

@@ -14,18 +14,36 @@ from ..model.test_search import fast_and_stock, random_model, sentences
 CPU = torch.device("cpu")
 
 
+# Variables that limit oneDNN to older instructions.
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+
 def set_instructions(monkeypatch, has_them: bool) -> None:
+    for name in LIMITS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_them}, raising=False)
 
 
 @pytest.mark.parametrize("name", ["avx512_bf16", "amx_bf16"])
 def test_instructions_are_those_of_the_processor(monkeypatch, name) -> None:
+    set_instructions(monkeypatch, False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, name: True}, raising=False)
     assert has_bfloat16(CPU) and not has_bfloat16(torch.device("meta"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, name: False}, raising=False)
     assert not has_bfloat16(CPU)
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     assert not has_bfloat16(CPU), "an old torch does not know"
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_instructions_that_onednn_may_not_use_do_not_count(monkeypatch, name) -> None:
+    set_instructions(monkeypatch, True)
+    for limit in ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "avx512_core_amx", "AVX512_CORE_FP16", "AVX10_1_512"):
+        monkeypatch.setenv(name, limit)
+        assert has_bfloat16(CPU), limit
+    for limit in ("SSE41", "AVX2", "avx2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"):
+        monkeypatch.setenv(name, limit)
+        assert not has_bfloat16(CPU), limit
 
 
 @pytest.mark.parametrize(
