@@ -124,6 +124,15 @@ def one_identifier() -> Iterator[None]:
 
 
 @pytest.fixture
+def cuda_graphs() -> Iterator[Any]:
+    """Lets the CPU capture and replay; see `cuda_graphs.py`."""
+    from .cuda_graphs import graphs_on_the_cpu
+
+    with graphs_on_the_cpu() as graphs:
+        yield graphs
+
+
+@pytest.fixture
 def without_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the packages that segment Japanese and Korean text, whether they are installed or not."""
     for code in ("ja", "ko"):

@@ -15,7 +15,7 @@ from transformers import (
 from ..recipe import Schedule
 from ..translation.quantization import has_bfloat16
 
-# Elements of matrices that are orthogonalized together: more of them leave the cache of a CPU, and fill an accelerator.
+# Elements of the matrices that are orthogonalized together: more of them leave the cache of a CPU.
 MAX_ELEMENTS, MAX_ELEMENTS_ON_ACCELERATORS = 2**20, 2**24
 
 

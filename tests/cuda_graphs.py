@@ -1,0 +1,107 @@
+"""CUDA graphs without a GPU: each replay computes again what the capture recorded, from the numbers it recorded."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+# Operators that a GPU cannot capture, because Python waits for their result.
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "equal"}
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operators within its block, and at its end undoes what they changed: a capture computes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.known: dict[int, torch.Tensor] = {}
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        if function.overloadpacket._qualified_op_name.removeprefix("aten::") in READS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
+        for each in tensors((arguments, keywords)):
+            if id(each) not in self.known:
+                self.known[id(each)] = each
+                self.before.append((each, each.clone()))
+        result = function(*arguments, **keywords)
+        for each in tensors(result):
+            self.known.setdefault(id(each), each)
+        self.calls.append((function, arguments, keywords, result))
+        return result
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for tensor, value in self.before:
+            tensor.copy_(value)
+
+    def replay(self) -> None:
+        """Computes the recorded operators again, on the tensors that they had, or on the new results of others."""
+        new: dict[int, torch.Tensor] = {}
+
+        def current(value: Any) -> Any:
+            return new.get(id(value), value) if isinstance(value, torch.Tensor) else value
+
+        for function, arguments, keywords, result in self.calls:
+            again = function(*tree_map(current, arguments), **tree_map(current, keywords))
+            new |= dict(zip(map(id, tensors(result)), tensors(again), strict=True))
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors of nested lists, tuples and dicts."""
+    return [each for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`; all of a test are in `Graph.made`."""
+
+    made: list["Graph"] = []
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.replays = 0
+        Graph.made.append(self)
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.recorder.replay()
+
+    def reset(self) -> None:
+        """Forgets the capture."""
+
+
+class Stream:
+    """`torch.cuda.Stream`: on a CPU, everything is in order."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Does nothing."""
+
+
+@contextmanager
+def graphs_on_the_cpu() -> Iterator[type[Graph]]:
+    """Replaces what a capture needs of torch.cuda, and yields the class whose `made` has the graphs of the block."""
+    current: list[Any] = [Stream()]
+
+    @contextmanager
+    def graph(graph: Graph, **keywords: Any) -> Iterator[None]:
+        assert keywords["capture_error_mode"] == "thread_local"
+        # As torch does, the stream stays the current one if a capture fails.
+        before, current[0] = current[0], Stream()
+        with graph.recorder:
+            yield
+        current[0] = before
+
+    made: dict[str, Any] = {"CUDAGraph": Graph, "graph": graph, "Stream": Stream}
+    made |= dict.fromkeys(("stream", "device"), lambda _: nullcontext())
+    made |= {"current_stream": lambda _=None: current[0], "set_stream": lambda stream: current.__setitem__(0, stream)}
+    with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []):
+        yield Graph

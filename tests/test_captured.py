@@ -1,0 +1,68 @@
+"""Steps that are captured as CUDA graphs, with graphs that the tests replay on the CPU."""
+
+import logging
+
+import pytest
+import torch
+
+from hf_vaswani.captured import WARM_UP_CALLS, CapturedStep
+
+CUDA = torch.device("cuda")
+
+
+def test_a_step_is_warmed_up_captured_and_replayed(cuda_graphs) -> None:
+    total, more, calls = torch.zeros(3), torch.ones(3), []
+
+    def step() -> None:
+        calls.append(len(calls))
+        total.add_(more * 2)
+
+    captured = CapturedStep(step, CUDA, "the step")
+    for number in range(1, 7):
+        more.fill_(number)
+        captured()
+        assert total.tolist() == [number * (number + 1)] * 3
+    assert len(calls) == WARM_UP_CALLS + 1
+    assert [graph.replays for graph in cuda_graphs.made] == [6 - WARM_UP_CALLS]
+
+
+def test_numbers_of_python_are_those_of_the_capture(cuda_graphs) -> None:
+    """Which is why whatever changes must be a tensor; the graphs of the tests show it as a GPU does."""
+    total, factor = torch.zeros(()), [1.0]
+    captured = CapturedStep(lambda: total.add_(factor[0]).squeeze_(), CUDA, "the step")
+    for number in range(WARM_UP_CALLS + 2):
+        factor[0] = float(number)
+        captured()
+    assert total.item() == sum(range(WARM_UP_CALLS + 1)) + WARM_UP_CALLS
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is(cuda_graphs, caplog) -> None:
+    total, stream = torch.zeros(2), torch.cuda.current_stream(CUDA)
+
+    def step() -> None:
+        total.add_(1)
+        total[0] += total.sum().item()
+
+    captured = CapturedStep(step, CUDA, "the step")
+    expected, caplog.handler.records[:] = torch.zeros(2), []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            captured()
+            expected.add_(1)
+            expected[0] += expected.sum()
+            torch.testing.assert_close(total, expected, rtol=0, atol=0)
+    assert [record.message for record in caplog.records] == [
+        "the step runs without a CUDA graph, because its capture failed: operation not permitted when stream is "
+        "capturing: aten._local_scalar_dense.default"
+    ]
+    assert len(cuda_graphs.made) == 1 and cuda_graphs.made[0].replays == 0
+    assert torch.cuda.current_stream(CUDA) is stream
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu"])
+def test_only_gpus_with_cuda_capture(cuda_graphs, kind) -> None:
+    calls: list[None] = []
+    captured = CapturedStep(lambda: calls.append(None), torch.device(kind), "the step")
+    for _ in range(5):
+        captured()
+    assert len(calls) == 5 and not cuda_graphs.made
