@@ -394,7 +394,7 @@ class TrainingRecipe:
     """Number of updates of the parameters (Section 5.2)."""
     tokens_per_batch: int = fixed(25_000, at_least=1, at_most=2_000_000)
     """Token budget of a batch, per side and process: pairs times their longest sentence, padding included (Section
-    5.1). A pair with a longer sentence is skipped."""
+    5.1). A pair with a longer sentence is skipped. What a GPU's batches are rounded up by comes on top."""
     accumulation_steps: int = fixed(1, at_least=1, at_most=100_000)
     """Batches per update in each process, over which the gradient is accumulated."""
     tokens_per_update: int | None = fixed(None, at_least=1, at_most=10**9)
@@ -531,6 +531,9 @@ class EvaluationRecipe:
     the model's default."""
     validation_num_beams: int = fixed(1, at_least=1, at_most=1000)
     """Beam size for the validation sets; 1 is greedy search."""
+    validate_in_mixed_precision: bool = fixed(False, tasks=PAIR_TASKS)
+    """Translate the validation sets in the number format of the training (`training.mixed_precision`), too. That is
+    faster on a GPU, and scores differ a little. The test set is always translated in float32."""
     tokens_per_batch: int = free(4096, at_least=1, at_most=2_000_000)
     """Token budget of a batch of sentences to translate: sentences times the longest source, padding included."""
     max_length_offset: int | None = fixed(50, at_least=0, at_most=1_000_000)

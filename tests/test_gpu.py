@@ -12,7 +12,11 @@ import torch
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM, alignments
 from hf_vaswani.cli import main
+from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
+from hf_vaswani.training.consistency import TwoPasses
+from hf_vaswani.training.preparation import needs_few_shapes
 from hf_vaswani.translation.batches import log_probabilities, translate_n_best
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
@@ -63,6 +67,24 @@ def test_loss_and_gradients(fields) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name].cpu(), gradient, atol=1e-4, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", [{}, {"simcut": SimCutRecipe(p=0.3)}, {"r_drop": RDropRecipe()}], ids=str)
+def test_few_shapes_have_the_loss_and_gradients_of_the_cpu(kind) -> None:
+    """A batch with rows and columns of padding on the GPU, and without them on the CPU."""
+    rows = [{"number": n, "source_ids": [4 + n % 7] * n, "target_ids": [5 + n % 5] * (n + 2)} for n in range(1, 18)]
+    found = []
+    for device in (torch.device("cpu"), GPU):
+        made = PairCollator(0, order=BatchOrder(99, few_shapes=needs_few_shapes(device)))(rows)
+        model, numbers = tiny_model().to(device), made.pop("numbers")
+        passes = TwoPasses(TrainingRecipe(**kind), 1, model)
+        inputs = {name: part.to(device) for name, part in passes(made, numbers, 3).items()}
+        with passes.loss():
+            loss = model(**inputs, epsilon_ls=0.1, num_items_in_batch=170, loss_only=True).loss
+        loss.backward()
+        found.append((loss.cpu(), {name: part.cpu() for name, part in gradients(model).items()}))
+    assert len(inputs["labels"]) == 18
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
 
 
 def test_dropout_has_its_rate() -> None:

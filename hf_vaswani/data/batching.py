@@ -1,5 +1,6 @@
 """Batches of pairs of similar length under a token budget, padded to one width (Section 5.1)."""
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..interruption import ignore_signals
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, torch.Tensor]
 
@@ -37,10 +40,19 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
     return batches
 
 
+def rounded_up(count: int, multiple: int = 1) -> int:
+    """
+    Rounds up to a multiple of a number that is one of few: there are eight between a power of two and the next one, so
+    that at most an eighth is added, apart from what the multiple adds.
+    """
+    step = max(multiple, 1 << max(0, (count - 1).bit_length() - 4))
+    return -(-count // step) * step
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """
-    Settings that decide which pairs make a batch, and which batches an update.
+    Settings that decide which pairs make a batch, and which batches an update; and the shape to which it is padded.
 
     Args:
         tokens_per_batch (`int`): token budget of a batch: rows times the longest side, padding counted.
@@ -49,6 +61,8 @@ class BatchOrder:
         num_processes (`int`): number of processes that share the batches.
         process_index (`int`): index of this process.
         max_length (`int`, *optional*): longest side that the model accepts.
+        few_shapes (`bool`): whether batches are padded to few shapes, for devices on which each new one costs time.
+            The pairs of a batch are the same with and without it.
     """
 
     tokens_per_batch: int
@@ -57,6 +71,18 @@ class BatchOrder:
     num_processes: int = 1
     process_index: int = 0
     max_length: int | None = None
+    few_shapes: bool = False
+
+    def padded_rows(self, rows: int) -> int:
+        """Returns the rows to which a batch is filled up."""
+        return rounded_up(rows) if self.few_shapes else rows
+
+    def padded_width(self, longest: int) -> int:
+        """Returns the width of a side whose longest sequence has this length: of few shapes, a multiple of 8."""
+        if not self.few_shapes:
+            return longest
+        # Learned positions may end before it.
+        return max(longest, min(rounded_up(longest, 8), self.max_length or 2**63))
 
     @property
     def longest_side(self) -> int:
@@ -111,7 +137,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.lengths = lengths
         self.order = order
         self.weights = [(len(lengths), 1.0)] if weights is None else weights
-        self.set_position(0)
+        self.epoch, self.first_update = 0, 0
+        self._batches: list[np.ndarray] | None = None
 
     @property
     def longest_source(self) -> int:
@@ -120,9 +147,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def set_position(self, epoch: int, update: int = 0) -> None:
         """Starts the next iteration after `update` updates of `epoch`, both counted from 0."""
-        self.epoch = epoch
-        self.first_update = update
-        self._batches: list[np.ndarray] | None = None
+        if epoch != self.epoch:
+            self._batches = None
+        self.epoch, self.first_update = epoch, update
 
     def batches(self) -> list[np.ndarray]:
         """Returns the batches of the current epoch in training order, as arrays of pair indices."""
@@ -141,6 +168,19 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             batches = [pairs[batch] for batch in length_batches(self.longest[pairs], self.order.tokens_per_batch)]
             self._batches = [batches[i] for i in random.permutation(len(batches))]
         return self._batches
+
+    def report_padding(self) -> tuple[float, int]:
+        """Logs and returns the share of padding among the positions of the current epoch, and the number of shapes."""
+        shapes, tokens = list[tuple[int, ...]](), 0
+        for batch in self.batches():
+            sides = self.lengths[batch]
+            tokens += int(sides.sum())
+            widths = map(self.order.padded_width, sides.max(axis=0).tolist())
+            shapes.append((self.order.padded_rows(len(batch)), *widths))
+        positions = sum(rows * sum(widths) for rows, *widths in shapes)
+        share, count = 1 - tokens / positions, len(set(shapes))
+        logger.info(f"Batches have {count} shapes, and {share:.1%} of their positions are padding")
+        return share, count
 
     def taken(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -263,17 +303,19 @@ class EpochUpdates:
 
 class PairCollator:
     """
-    Pads each side of a batch to the length of its longest sequence.
+    Pads each side of a batch to the length of its longest sequence, or further, where an order asks for few shapes.
 
     Args:
         pad_token_id (`int`): padding of the source. The target is padded with -100, which the loss ignores.
         columns (`Sequence[str]`): what the rows have besides both sides: `positions`, `segments`, `next_sentence`;
             `label` if the target is the label of the whole text.
+        order ([`BatchOrder`], *optional*): decides about the shapes.
     """
 
-    def __init__(self, pad_token_id: int, columns: Sequence[str] = ()) -> None:
+    def __init__(self, pad_token_id: int, columns: Sequence[str] = (), order: BatchOrder | None = None) -> None:
         self.pad_token_id = pad_token_id
         self.columns = columns
+        self.order = BatchOrder(0) if order is None else order
 
     def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> Batch:
         """
@@ -286,7 +328,8 @@ class PairCollator:
             `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
             `numbers` of shape `(pairs,)`. With `positions`, which tell the texts of a row apart, `position_ids` takes
             the place of the mask; `segments` are `token_type_ids`, both of the shape of `input_ids`; `next_sentence`
-            is `next_sentence_label` of shape `(batch,)`. With `label`, `labels` has the shape `(batch,)`.
+            is `next_sentence_label` of shape `(batch,)`. With `label`, `labels` has the shape `(batch,)`. Rows behind
+            those of the pairs are padding without labels.
         """
         input_ids, attention_mask = self._padded([pair["source_ids"] for pair in pairs], self.pad_token_id)
         labels, _ = self._padded([pair["target_ids"] for pair in pairs], -100)
@@ -301,16 +344,21 @@ class PairCollator:
         if "segments" in self.columns:
             batch["token_type_ids"], _ = self._padded([pair["segments"] for pair in pairs], 0)
         if "next_sentence" in self.columns:
-            batch["next_sentence_label"] = torch.tensor([int(pair["next_sentence"]) for pair in pairs] or [-100])
+            known = [int(pair["next_sentence"]) for pair in pairs]
+            batch["next_sentence_label"] = torch.tensor(known + [-100] * (len(input_ids) - len(known)))
         return batch
 
-    @staticmethod
-    def _padded(rows: Sequence[Any], filling: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pads rows of ids; the mask is 1 for ids and 0 for padding."""
-        if not rows:
-            return torch.tensor([[filling]]), torch.tensor([[1]])
+    def _padded(self, rows: Sequence[Any], filling: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pads rows of ids; the mask is 1 for ids and 0 for padding, but for the first token of a row of padding."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        filled = np.arange(lengths.max()) < lengths[:, None]
-        ids = np.full(filled.shape, filling, dtype=np.int64)
-        ids[filled] = np.concatenate(rows)
-        return torch.from_numpy(ids), torch.from_numpy(filled.astype(np.int64))
+        # A batch without pairs has one row of padding.
+        count, longest = (len(rows), int(lengths.max())) if rows else (1, 1)
+        shape = self.order.padded_rows(count), self.order.padded_width(longest)
+        ids, mask = np.full(shape, filling, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        filled = np.arange(shape[1]) < lengths[:, None]
+        if rows:
+            ids[: len(rows)][filled] = np.concatenate(rows)
+        mask[: len(rows)] = filled
+        # Attention to nothing at all is not defined.
+        mask[len(rows) :, 0] = 1
+        return torch.from_numpy(ids), torch.from_numpy(mask)

@@ -323,7 +323,7 @@ class TaskData(ABC):
                 f"{order.num_processes} processes, fewer than objective.block_length ({self.longest_row}): raise it, "
                 "or start fewer processes."
             )
-        collator = PairCollator(tokenizer.pad_token_id, self.row_columns(tokenizer))
+        collator = PairCollator(tokenizer.pad_token_id, self.row_columns(tokenizer), order)
         updates: Updates
         workers = self.data_workers
         windows: dict[str, Any] = {

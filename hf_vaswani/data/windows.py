@@ -163,7 +163,7 @@ class WindowUpdates:
             # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),
         )
-        complete = True
+        complete, is_first = True, self.order.few_shapes and position == self.start
         for window, table in loader:
             passes = window.passes[0] if passes < 0 else passes
             pairs = Dataset(table, fingerprint="window")
@@ -179,6 +179,9 @@ class WindowUpdates:
                 continue
             passes = window.passes[1]
             sampler.set_position(window.index)
+            if is_first:
+                sampler.report_padding()
+                is_first = False
             rows, updates = EncodedRows(pairs), sampler.updates()
             for number, batches in enumerate(updates[update:], start=update + 1):
                 reached = window.before | {"update": number}

@@ -106,11 +106,12 @@ class TwoPasses:
         Replaces tokens at random by padding, whose embedding is zero: to a model that is given the mask, padding is
         otherwise a token like any other.
         """
-        # The row that stands for a missing batch has no number.
-        if self.simcut is None or len(numbers) != len(ids):
+        if self.simcut is None:
             return ids
+        # Rows of padding, behind the others, have no number.
+        pairs, padding = ids[: len(numbers)], ids[len(numbers) :]
         draws = uniform(self.seed, step, side, numbers, ids.shape[1])
-        return torch.where(draws < self.simcut.p, self.model.config.pad_token_id or 0, ids)
+        return torch.cat([torch.where(draws < self.simcut.p, self.model.config.pad_token_id or 0, pairs), padding])
 
 
 def check_padding(model: VaswaniForConditionalGeneration) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..data.batching import BatchOrder, Updates
+from ..data.batching import BatchOrder, EpochUpdates, Updates
 from ..data.labels import LabelledData
 from ..data.objectives import ObjectiveSettings
 from ..data.pairs import PairData
@@ -195,11 +195,18 @@ def _first(given: int | str | None, default: str) -> int | str:
     return default if given is None else given
 
 
-def batch_order(recipe: Recipe, num_processes: int = 1, process_index: int = 0) -> BatchOrder:
-    """Returns what makes the batches of a recipe, for one of several processes."""
+def batch_order(
+    recipe: Recipe, num_processes: int = 1, process_index: int = 0, few_shapes: bool = False
+) -> BatchOrder:
+    """Returns what makes the batches of a recipe, for one of several processes; see [`BatchOrder`]."""
     tokens, count = recipe.training.batches(num_processes)
     limit = task_data(recipe).max_length
-    return BatchOrder(tokens, recipe.seed, count, num_processes, process_index, limit)
+    return BatchOrder(tokens, recipe.seed, count, num_processes, process_index, limit, few_shapes)
+
+
+def needs_few_shapes(device: torch.device) -> bool:
+    """Returns whether each new shape of a batch costs time on a device: libraries of accelerators prepare for it."""
+    return device.type != "cpu"
 
 
 # ---- From a recipe to a run --------------------------------------------------------------------------------------
@@ -247,9 +254,12 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
         labels = labels_of(Path(recipe.run_dir) / START)
     with local_main_process_first(accelerator):
         data = task_data(recipe)
-        order = batch_order(recipe, accelerator.num_processes, accelerator.process_index)
+        few_shapes = needs_few_shapes(accelerator.device)
+        order = batch_order(recipe, accelerator.num_processes, accelerator.process_index, few_shapes)
         updates = data.build_updates(sources, tokenizer, order, labels)
         sets = data.encode_sets(evaluated, tokenizer, labels)
+    if resume is None and few_shapes and isinstance(updates, EpochUpdates):
+        on_main_process(accelerator, _record_padding, Path(recipe.run_dir), updates)
     # On a resume, `check_start` has compared these.
     start = resume.progress.data.get("start") if resume is not None else None
     if start is None and recipe.initialize.from_ is not None:
@@ -401,6 +411,11 @@ def _write_run_files(
     atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     if not (is_resumed and _has_environment(run_dir)):
         write_environment(run_dir, describe_environment(recipe, accelerator, sources))
+
+
+def _record_padding(run_dir: Path, updates: EpochUpdates) -> None:
+    share, shapes = updates.sampler.report_padding()
+    write_environment(run_dir, replace(read_environment(run_dir), padding=round(share, 4), shapes=shapes))
 
 
 def _has_environment(run_dir: Path) -> bool:

@@ -3,7 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from ..run_folder import read_validations, write_validations
 from ..translation.alignment import choose_alignment
 from ..translation.batches import translate_corpus
 from ..translation.lines import cut_lines
-from .preparation import Run
+from .preparation import Run, needs_few_shapes, task_data
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
 with extra("train"):
@@ -183,6 +184,7 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
         nats per label and without label smoothing, and of the measures of the task, the same in every process.
     """
     accelerator, found = run.accelerator, {}
+    limit = task_data(run.recipe).max_length
     model.eval()
     for pairs in run.sets[split]:
         lengths = pair_lengths(pairs.encoded)
@@ -191,11 +193,12 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
             max(run.recipe.training.tokens_per_batch, int(lengths.max())),
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
+            few_shapes=needs_few_shapes(accelerator.device),
         )
         rows = DataLoader(
             pairs.encoded,
             batch_sampler=TokenBudgetBatchSampler(lengths, order),
-            collate_fn=PairCollator(run.tokenizer.pad_token_id, pairs.columns),
+            collate_fn=PairCollator(run.tokenizer.pad_token_id, pairs.columns, replace(order, max_length=limit)),
             generator=torch.Generator(),
         )
         sums: dict[str, torch.Tensor] = {}
@@ -256,7 +259,9 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
         scores, sets = measure(run, model, "validation")
         scored: dict[str, Any] = {"scores": scores, "sets": sets}
     else:
-        scored = _translation_scores(run, cast(VaswaniForConditionalGeneration, model))
+        mixed = run.recipe.evaluation.validate_in_mixed_precision
+        with run.accelerator.autocast() if mixed else nullcontext():
+            scored = _translation_scores(run, cast(VaswaniForConditionalGeneration, model))
     scores, sets = scored["scores"], scored["sets"] or {}
     logger.info(f"update {step}: validation {_summary(scored)}")
     values = scores | {f"{name}/{part}": value for part, each in sets.items() for name, value in each.items()}

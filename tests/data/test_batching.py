@@ -13,6 +13,7 @@ from hf_vaswani.data.batching import (
     TokenBudgetBatchSampler,
     length_batches,
     lengths_fingerprint,
+    rounded_up,
 )
 from hf_vaswani.data.tokenizer import train_tokenizer
 
@@ -113,6 +114,84 @@ def test_collator_equals_a_slow_one() -> None:
             assert row == [int(place < len(pair["source_ids"])) for place in range(len(row))]
         assert batch["numbers"].tolist() == [1, 2, 3, 4, 5]
         assert all(tensor.dtype == torch.long for tensor in batch.values())
+
+
+# ---- Few shapes --------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_rounded_up_to_eight_in_each_octave() -> None:
+    numbers = range(1, 4097)
+    found = [rounded_up(number) for number in numbers]
+    assert all(number <= up <= max(number, 9 / 8 * number) for number, up in zip(numbers, found, strict=True))
+    assert len(set(found)) == 16 + 8 * 8
+    widths = [rounded_up(number, 8) for number in numbers]
+    assert all(
+        up % 8 == 0 and number <= up <= max(number + 7, 9 / 8 * number)
+        for number, up in zip(numbers, widths, strict=True)
+    )
+    assert [rounded_up(number, 8) for number in (1, 8, 9, 64, 65, 128, 129, 512, 513)] == [
+        *(8, 8, 16, 64, 72, 128, 144, 512, 576)
+    ]
+
+
+def test_few_shapes_change_the_padding_and_no_batch() -> None:
+    """A run may go on with the same pairs on another device. The shapes that are reported are those that are made."""
+    plain, few = (TokenBudgetBatchSampler(LENGTHS, BatchOrder(300, few_shapes=few)) for few in (False, True))
+    shapes: list[set[tuple[int, ...]]] = []
+    for sampler in (plain, few):
+        collator, tokens, cells = PairCollator(0, order=sampler.order), 0, 0
+        shapes.append(set())
+        sampler.set_position(1)
+        for batch in sampler:
+            made = collator([{"source_ids": [5] * s, "target_ids": [5] * t, "number": 1} for s, t in LENGTHS[batch]])
+            tokens += int(LENGTHS[batch].sum())
+            cells += made["input_ids"].numel() + made["labels"].numel()
+            shapes[-1].add((*made["input_ids"].shape, made["labels"].shape[1]))
+        share, count = sampler.report_padding()
+        assert share == pytest.approx(1 - tokens / cells) and count == len(shapes[-1])
+    assert list(plain) == list(few)
+    assert len(shapes[1]) < len(shapes[0]) / 2
+    assert all(source % 8 == target % 8 == 0 for _, source, target in shapes[1])
+
+
+def test_rows_and_columns_of_padding_have_no_labels_and_something_to_attend_to() -> None:
+    random = np.random.default_rng(3)
+    lengths = np.arange(17) % 9 + 2
+    pairs = [
+        {"source_ids": random.integers(4, 99, length), "target_ids": random.integers(4, 99, length), "number": i}
+        | {"segments": [1] * length, "positions": range(length), "next_sentence": i % 2}
+        for i, length in enumerate(lengths)
+    ]
+    columns = ("segments", "next_sentence")
+    plain, few = PairCollator(7, columns), PairCollator(7, columns, BatchOrder(99, few_shapes=True))
+    ours, theirs = few(pairs), plain(pairs)
+    assert ours["input_ids"].shape == ours["labels"].shape == ours["token_type_ids"].shape == (18, 16)
+    assert ours.keys() == theirs.keys() and torch.equal(ours["numbers"], theirs["numbers"])
+    fillings = {"input_ids": 7, "attention_mask": 0, "labels": -100, "token_type_ids": 0, "next_sentence_label": -100}
+    for name, filling in fillings.items():
+        rest = ours[name].clone()
+        rest[: len(pairs), *([slice(10)] if rest.dim() == 2 else [])] -= theirs[name] - filling
+        if name == "attention_mask":
+            assert rest[17].tolist() == [1] + [0] * 15
+            rest[17] = 0
+        assert (rest == filling).all()
+    packed = PairCollator(7, ["positions"], few.order)(pairs)
+    assert packed["position_ids"].shape == (18, 16) and not packed["position_ids"][17].any()
+    assert PairCollator(7, ["label"], few.order)(pairs)["labels"].tolist()[17:] == [-100]
+    # A process without a batch.
+    assert {name: tuple(part.shape) for name, part in few([]).items()} == dict.fromkeys(fillings, (1, 8)) | {
+        "numbers": (0,),
+        "next_sentence_label": (1,),
+    }
+
+
+def test_learned_positions_are_not_exceeded_by_padding() -> None:
+    pairs = [{"source_ids": [5] * 9, "target_ids": [5] * 9, "number": 1}]
+    widths = {
+        limit: PairCollator(0, order=BatchOrder(99, max_length=limit, few_shapes=True))(pairs)["labels"].shape[1]
+        for limit in (None, 9, 12, 16, 20)
+    }
+    assert widths == {None: 16, 9: 9, 12: 12, 16: 16, 20: 16}
 
 
 def test_the_fingerprint_is_that_of_the_text() -> None:

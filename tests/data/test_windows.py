@@ -53,7 +53,7 @@ def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple
 
 def streamed(tokenizer, streams: list[Source], size: int = 40, workers: int = 0, augmenter=None, **order: Any):
     encoder, settings = WindowEncoder(tokenizer, augmenter), BatchOrder(**{"tokens_per_batch": 200} | order)
-    shared = {"size": size, "order": settings, "collator": PairCollator(0), "num_workers": workers}
+    shared = {"size": size, "order": settings, "collator": PairCollator(0, order=settings), "num_workers": workers}
     return StreamUpdates(sources=streams, columns=SIDES, encoder=encoder, **shared)
 
 
@@ -72,7 +72,7 @@ def renewed(
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), settings, [(len(encoded), weight)])
     encoder = WindowEncoder(tokenizer, TextAugmenter(tokenizer, settings.seed, AUGMENT, bpe_dropout=0.2), [source])
     numbers = encoded.with_format("numpy")["number"][:]
-    shared = {"size": size, "order": settings, "collator": PairCollator(0), "num_workers": workers}
+    shared = {"size": size, "order": settings, "collator": PairCollator(0, order=settings), "num_workers": workers}
     return RenewedUpdates(numbers=numbers, sampler=sampler, encoder=encoder, **shared)
 
 
@@ -85,7 +85,7 @@ def cached(tokenizer, workers: int = 0, **order: Any) -> EpochUpdates:
     """Text that is encoded once."""
     encoded = encode_pairs(text(90), tokenizer)
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), BatchOrder(**{"tokens_per_batch": 200} | order))
-    return EpochUpdates(EncodedRows(encoded), sampler, PairCollator(0), workers)
+    return EpochUpdates(EncodedRows(encoded), sampler, PairCollator(0, order=sampler.order), workers)
 
 
 KINDS = pytest.mark.parametrize("build", [cached, renewed, two_streams])
@@ -164,6 +164,20 @@ def test_processes_share_the_updates_of_one(tokenizer, build: Callable[..., Any]
         theirs = [batch for some in zip(*(own for own, _ in parts), strict=True) for batch in some]
         assert equal(theirs[: len(batches)], batches)
         assert all((batch["labels"] == -100).all() for batch in theirs[len(batches) :])
+
+
+@KINDS
+def test_few_shapes_leave_pairs_and_positions_as_they_are(tokenizer, build: Callable[..., Any], caplog) -> None:
+    """The padding of windows is known when the first is encoded, and said once, also if it is encoded again."""
+    caplog.set_level("INFO")
+    plain, updates = one_pass(build(tokenizer)), build(tokenizer, few_shapes=True)
+    few = one_pass(updates)
+    assert [reached for _, reached in few] == [reached for _, reached in plain]
+    assert list(pairs_of(few).items()) == list(pairs_of(plain).items())
+    shapes = {tuple(batch[name].shape) for batches, _ in few for batch in batches for name in ("input_ids", "labels")}
+    assert all(width % 8 == 0 for _, width in shapes) and len({rows for rows, _ in shapes}) < 20
+    one_pass(updates, few[1][1])
+    assert caplog.text.count("of their positions are padding") == (0 if build is cached else 1)
 
 
 def test_a_window_is_encoded_in_parts_like_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vaswani.data.batching import PairCollator
+from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import consistency
 from hf_vaswani.training.consistency import TwoPasses, check_padding, loss_of_two_passes, uniform
@@ -74,6 +74,25 @@ def test_a_process_without_a_batch_has_an_update_all_the_same() -> None:
         loss = model(**passes(batch, numbers, 0), num_items_in_batch=5, loss_only=True).loss
     loss.backward()
     assert loss.item() == 0
+
+
+@pytest.mark.parametrize("kind", [{}, {"simcut": SimCutRecipe(p=0.3)}, {"r_drop": RDropRecipe()}], ids=str)
+def test_padding_to_few_shapes_changes_neither_loss_nor_gradients(kind) -> None:
+    """The cuts of SimCut are those of the pairs, and rows of padding have none; in evaluation mode without dropout."""
+    rows = [{"number": n, "source_ids": [4 + n % 7] * n, "target_ids": [5 + n % 5] * (n + 2)} for n in range(1, 18)]
+    found = []
+    for few in (False, True):
+        batch = PairCollator(0, order=BatchOrder(99, few_shapes=few))(rows)
+        model, numbers = tiny_model(), batch.pop("numbers")
+        passes = two_passes(model, **kind)
+        with passes.loss():
+            loss = model(**passes(batch, numbers, 3), epsilon_ls=0.1, num_items_in_batch=170, loss_only=True).loss
+        loss.backward()
+        found.append((loss, gradients(model)))
+        if few and "simcut" in kind:
+            assert torch.equal(*passes(batch, numbers, 3)["input_ids"].view(2, 18, -1)[:, 17])
+    assert batch["input_ids"].shape == (18, 24) and batch["labels"].shape == (18, 24)
+    torch.testing.assert_close(*found)
 
 
 def test_a_cut_depends_on_the_pair_and_the_update_and_not_on_the_batch() -> None:

@@ -16,11 +16,11 @@ from hf_vaswani.cli import main
 from hf_vaswani.data.objectives import ObjectiveSettings
 from hf_vaswani.data.task_data import VocabularySettings
 from hf_vaswani.recipe_file import load_recipe
-from hf_vaswani.run_folder import read_recipe
-from hf_vaswani.training import preparation
+from hf_vaswani.run_folder import read_environment, read_recipe
+from hf_vaswani.training import loop, preparation
 
 from ..conftest import dear, tiny_recipe, write_pairs
-from .runs import same_weights
+from .runs import assert_close_weights, same_weights
 
 
 def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
@@ -62,6 +62,44 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     assert result["chrf"] == sum(scores["chrf"] for scores in result["sets"].values()) / 2
     added = json.loads((whole / "model" / "tokenizer.json").read_text())["added_tokens"]
     assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
+
+
+def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_needs_few_shapes(tmp_path, monkeypatch, caplog) -> None:
+    """It begins without them and goes on with them; the padding of a run that begins so is recorded."""
+    build, few = preparation.batch_order, False
+    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1], few))
+    seen: list[list[int]] = []
+    update = loop._update
+
+    def spy(accelerator: Any, model: Any, optimizer: Any, batches: list[dict[str, torch.Tensor]], *more: Any) -> Any:
+        seen.append([len(batch["labels"]) for batch in batches])
+        return update(accelerator, model, optimizer, batches, *more)
+
+    monkeypatch.setattr(loop, "_update", spy)
+    options = ["--model.dropout=0", "--training.simcut={p: 0.3}", "--training.log_every=1"]
+    curves = []
+    for name, parts in {"plain": [(False, 12)], "few": [(True, 12)], "both": [(False, 4), (True, 12)]}.items():
+        for few, steps in parts:  # noqa: B007
+            arguments = [*tiny_recipe(tmp_path, max_steps=steps), *options, "--run_dir", str(tmp_path / name)]
+            assert main(["train", *arguments]) == 0
+        assert_close_weights(tmp_path / "plain" / "checkpoint-12", tmp_path / name / "checkpoint-12", atol=1e-5)
+        curves.append([json.loads(line) for line in (tmp_path / name / "training.jsonl").read_text().splitlines()])
+    for curve in curves[1:]:
+        assert [line["loss"] for line in curve] == pytest.approx([line["loss"] for line in curves[0]], rel=1e-4)
+    assert seen[:12] != seen[12:24] and seen[24:] == [*seen[:4], *seen[16:24]]
+
+
+def test_the_padding_of_few_shapes_is_recorded_where_the_device_needs_them(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(preparation, "needs_few_shapes", lambda device: True)
+    assert main(["train", *tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]) == 0
+    environment = read_environment(tmp_path / "run")
+    assert 0 < environment.padding < 0.9 and environment.shapes > 1
+    said = f"Batches have {environment.shapes} shapes, and {environment.padding:.1%} of their positions are padding"
+    assert caplog.text.count(said) == 1
+    # Again with the same recipe: a resumed run has recorded it.
+    assert main(["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]) == 0
+    assert caplog.text.count("of their positions are padding") == 1
+    assert read_environment(tmp_path / "run") == environment
 
 
 @pytest.mark.slow

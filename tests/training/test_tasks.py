@@ -24,6 +24,7 @@ from ..campaign.runs import train
 from ..campaign.verbs import Fault, on_the_hub
 from ..conftest import dear
 from ..hub_server import Access, HubServer
+from ..networks import gradients
 from .runs import assert_resumes_exactly, same_weights
 from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained
 
@@ -95,6 +96,33 @@ def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> N
         labels += int((batch["labels"] != -100).sum())
     measures = json.loads((run / "test.json").read_text("utf-8"))["measures"]
     assert total / labels == pytest.approx(measures["loss"], rel=1e-4)
+
+
+@pytest.mark.variants(3)
+@pytest.mark.parametrize("name", TASKS)
+def test_padding_to_few_shapes_changes_neither_loss_nor_gradients(name, runs) -> None:
+    """As updates of the task compute them, from the rows that its objective makes; without dropout."""
+    from hf_vaswani.data.batching import BatchOrder, PairCollator
+    from hf_vaswani.recipe_file import load_recipe
+    from hf_vaswani.training.preparation import task_data
+
+    settings = load_recipe([str(runs[name] / "recipe.yaml")])
+    tokenizer = AutoTokenizer.from_pretrained(runs[name] / "model")
+    data = task_data(settings)
+    sources = data.read()
+    (test,) = data.encode_sets(sources, tokenizer, data.label_names(sources))["test"]
+    rows, found = [test.encoded[i % len(test.encoded)] for i in range(17)], []
+    for few in (False, True):
+        model = CLASSES[name][1].from_pretrained(runs[name] / "model").eval()
+        batch = PairCollator(tokenizer.pad_token_id, test.columns, BatchOrder(0, few_shapes=few))(rows)
+        del batch["numbers"]
+        counts = {each: (batch[each] != -100).sum() for each in ("labels", "next_sentence_label") if each in batch}
+        more = {"num_texts_in_batch": counts["next_sentence_label"]} if len(counts) > 1 else {}
+        loss = model(**batch, **more, epsilon_ls=0.1, num_items_in_batch=counts["labels"], loss_only=True).loss
+        loss.backward()
+        found.append((loss, counts, gradients(model)))
+    assert batch["input_ids"].shape[0] == 18 and batch["input_ids"].shape[1] % 8 == 0
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.process

@@ -71,6 +71,26 @@ def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch, new_sta
     assert same_weights(often / "checkpoint-8", once / "checkpoint-8")
 
 
+def test_validations_take_the_precision_of_the_training_if_asked_to(tmp_path, monkeypatch, new_state) -> None:
+    """The test set is translated in float32 in any case, and the fast search finds nothing that it cannot do."""
+    found: list[tuple[bool, bool]] = []
+
+    def translate(model: Any, *arguments: Any, **settings: Any) -> list[str]:
+        training = model.training
+        is_fast = find_change(model.eval()) is None
+        model.train(training)
+        found.append((torch.is_autocast_enabled("cpu"), is_fast))
+        return translate_corpus(model, *arguments, **settings)
+
+    monkeypatch.setattr("hf_vaswani.training.validation.translate_corpus", translate)
+    arguments = tiny_recipe(tmp_path, scored=True, mixed_precision="bf16", max_steps=1)
+    for is_asked in (True, False):
+        found.clear()
+        switch = [f"--evaluation.validate_in_mixed_precision={str(is_asked).lower()}"]
+        assert main(["train", *arguments, *switch, "--run_dir", str(tmp_path / str(is_asked))]) == 0
+        assert found == [(is_asked, True), (False, True)]
+
+
 def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
     run = tmp_path / "run"
     assert train(tmp_path, run, max_steps=8, validate_every=4) == 0
