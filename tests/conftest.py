@@ -132,6 +132,17 @@ def cuda_graphs() -> Iterator[Any]:
         yield graphs
 
 
+@pytest.fixture(params=["host", "device"])
+def steps_by(request: pytest.FixtureRequest) -> str:
+    """Runs a test twice: the host decides about each update of a training, or the device as on a GPU."""
+    if request.param == "device":
+        from .cuda_graphs import updates_of_a_gpu
+
+        updates_of_a_gpu(request.getfixturevalue("monkeypatch"))
+        request.getfixturevalue("cuda_graphs")
+    return request.param
+
+
 @pytest.fixture
 def without_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the packages that segment Japanese and Korean text, whether they are installed or not."""

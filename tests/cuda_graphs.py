@@ -5,9 +5,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from hf_vaswani.captured import CapturedStep
+from hf_vaswani.training import update
 
 # Operators that a GPU cannot capture, because Python waits for their result.
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "equal"}
@@ -21,6 +25,11 @@ class Recorder(TorchDispatchMode):
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.known: dict[int, torch.Tensor] = {}
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.is_recording = False
+
+    def __enter__(self):
+        self.is_recording = True
+        return super().__enter__()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
@@ -29,7 +38,7 @@ class Recorder(TorchDispatchMode):
         for each in tensors((arguments, keywords)):
             if id(each) not in self.known:
                 self.known[id(each)] = each
-                self.before.append((each, each.clone()))
+                self.before.append((each.detach(), each.detach().clone()))
         result = function(*arguments, **keywords)
         for each in tensors(result):
             self.known.setdefault(id(each), each)
@@ -38,9 +47,11 @@ class Recorder(TorchDispatchMode):
 
     def __exit__(self, *error):
         super().__exit__(*error)
+        self.is_recording = False
         for tensor, value in self.before:
             tensor.copy_(value)
 
+    @torch.no_grad()
     def replay(self) -> None:
         """Computes the recorded operators again, on the tensors that they had, or on the new results of others."""
         new: dict[int, torch.Tensor] = {}
@@ -102,6 +113,20 @@ def graphs_on_the_cpu() -> Iterator[type[Graph]]:
 
     made: dict[str, Any] = {"CUDAGraph": Graph, "graph": graph, "Stream": Stream}
     made |= dict.fromkeys(("stream", "device"), lambda _: nullcontext())
+    made |= {"is_current_stream_capturing": lambda: any(each.recorder.is_recording for each in Graph.made)}
     made |= {"current_stream": lambda _=None: current[0], "set_stream": lambda stream: current.__setitem__(0, stream)}
     with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []):
         yield Graph
+
+
+def updates_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets trainings on the CPU make their updates as on a GPU, by [`graphs_on_the_cpu`]."""
+    build = update.Updater.__init__
+
+    def ahead(self: update.Updater, *arguments: Any, **keywords: Any) -> None:
+        build(self, *arguments, **keywords)
+        self.runs_ahead = True
+
+    monkeypatch.setattr(update.Updater, "__init__", ahead)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(update, "CapturedStep", lambda step, _, name: CapturedStep(step, cuda, name))

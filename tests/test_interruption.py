@@ -31,11 +31,13 @@ from hf_vaswani.interruption import (
 )
 from hf_vaswani.run_folder import list_checkpoints
 from hf_vaswani.training.optimization import noam
+from hf_vaswani.training.update import Updater
 
 from . import children
 from .campaign.verbs import verb
 from .children import Child, rarely_switching, wait_for
 from .conftest import ROOT, dear, tiny_recipe
+from .cuda_graphs import updates_of_a_gpu
 
 
 def start(arguments: list[str], run: Path, **settings: Any) -> Child:
@@ -343,7 +345,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkeypatch) -> None:
+def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkeypatch, steps_by) -> None:
     poison(monkeypatch, {3, 5})
     switches = {"max_steps": 6, "save_every": 1, "keep_last": 6, "max_nonfinite_updates": 2, "ema_decay": 0.9}
     assert main(["train", *tiny_recipe(tmp_path, **switches), "--run_dir", str(tmp_path / "run")]) == 0
@@ -378,11 +380,14 @@ def test_a_stop_among_skipped_updates_changes_nothing(tmp_path, monkeypatch, sto
     assert [line["step"] for line in lines(run / "nonfinite_updates.jsonl")] == [1, 2, 3, 4]
 
 
-def test_too_many_skipped_updates_stop_the_run_and_keep_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
-    poison(monkeypatch, range(6, 100))
+def test_too_many_skipped_updates_stop_the_run_and_keep_its_last_checkpoint(
+    tmp_path, monkeypatch, capsys, steps_by
+) -> None:
     arguments = tiny_recipe(tmp_path, max_steps=30, save_every=4, max_nonfinite_updates=3, keep_last=3, log_every=1)
     arguments += ["--run_dir", str(tmp_path / "run")]
-    assert main(["train", *arguments]) == 2
+    with monkeypatch.context() as patch:
+        poison(patch, range(6, 100))
+        assert main(["train", *arguments]) == 2
     sentence = capsys.readouterr().err.strip().splitlines()[-1]
     skipped = lines(tmp_path / "run" / "nonfinite_updates.jsonl")
     assert [line["step"] for line in skipped] == [6, 7, 8]
@@ -393,9 +398,48 @@ def test_too_many_skipped_updates_stop_the_run_and_keep_its_last_checkpoint(tmp_
     curve = lines(tmp_path / "run" / "training.jsonl")
     assert [line["loss"] is None for line in curve] == [False] * 5 + [True] * 2
     # Without the cause, it resumes from there, and log entries of later updates are removed.
-    monkeypatch.undo()
     assert main(["train", *arguments, "--training.max_steps=8"]) == 0
     assert not (tmp_path / "run" / "nonfinite_updates.jsonl").exists()
+
+
+def test_a_run_of_a_gpu_writes_what_any_other_run_writes(tmp_path, monkeypatch, cuda_graphs) -> None:
+    """Although it knows each update one later: the curve, the weights, and where a signal stops it."""
+    settings = {"max_steps": 12, "log_every": 1, "ema_decay": 0.9, "validate_every": 4, "save_every": 4}
+    arguments, runs = tiny_recipe(tmp_path, scored=True, **settings), [tmp_path / "host", tmp_path / "device"]
+    for run in runs:
+        with monkeypatch.context() as patch:
+            if run.name == "device":
+                updates_of_a_gpu(patch)
+            stop_in_update(patch, 6)
+            # The host learns of the signal with the outcome.
+            stopped = 6 if run.name == "host" else 7
+            assert main(["train", *arguments, "--run_dir", str(run)]) == 128 + signal.SIGTERM
+            assert [path.name for path in list_checkpoints(run)] == ["checkpoint-4", f"checkpoint-{stopped}"]
+        with monkeypatch.context() as patch:
+            if run.name == "device":
+                updates_of_a_gpu(patch)
+            assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    assert len(cuda_graphs.made) == 2 and all(graph.replays for graph in cuda_graphs.made)
+    for one, other in zip(*(lines(run / "training.jsonl") for run in runs), strict=True):
+        assert one["step"] == other["step"] and one["learning_rate"] == other["learning_rate"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    for file in ("model", "ema"):
+        one, other = (load_file(run / "checkpoint-12" / f"{file}.safetensors") for run in runs)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def stop_in_update(monkeypatch, number: int) -> None:
+    """Sends this process SIGTERM within an update, counted from 1."""
+    gradients, count = Updater._gradients, 0
+
+    def stopped(self, batches):
+        nonlocal count
+        count += 1
+        if count == number:
+            signal.raise_signal(signal.SIGTERM)
+        return gradients(self, batches)
+
+    monkeypatch.setattr(Updater, "_gradients", stopped)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

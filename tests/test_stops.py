@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
 from hf_vaswani import VaswaniForCausalLM
@@ -15,8 +16,11 @@ from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.model.modeling_vaswani import VaswaniEncoder
-from hf_vaswani.recipe import TrainingRecipe
-from hf_vaswani.training.loop import _update
+from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
+from hf_vaswani.training import consistency
+from hf_vaswani.training.consistency import TwoPasses
+from hf_vaswani.training.optimization import build_optimizer
+from hf_vaswani.training.update import Updater
 from hf_vaswani.translation.alignment import alignments
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus
 
@@ -156,8 +160,8 @@ def test_stops_of_a_batch(work, most, texts, unchecked) -> None:
 @pytest.mark.parametrize("loss", ["kernel", "torch"])
 def test_stops_of_an_update(loss, unchecked) -> None:
     """
-    The loss, the gradient norm and the number of tokens of an update; of each of its batches whether it has padding,
-    on two sides, and how many labels, if the loss is computed for those alone.
+    What the host decides by: the loss, the gradient norm, and the outcome, which is then read twice; of each batch
+    whether it has padding, on two sides, and how many labels, if the loss is computed for those alone.
     """
     model = tiny_model(lm_head_bias=loss == "torch").train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -165,8 +169,32 @@ def test_stops_of_an_update(loss, unchecked) -> None:
     for batches in (1, 3):
         data = [with_labels() for _ in range(batches)]
         with Stops() as stops:
-            _update(Accelerator(), model, optimizer, data, TrainingRecipe(), Interruption())
+            Updater(Accelerator(), model, optimizer, TrainingRecipe())(data, Interruption()).outcome()
         found.append(stops.total)
     of_a_batch = (found[1] - found[0]) / 2
     assert of_a_batch <= 2 + (loss == "kernel")
-    assert found[0] - of_a_batch <= 3
+    assert found[0] - of_a_batch <= 4
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("training", [{}, {"ema_decay": 0.9}, {"r_drop": RDropRecipe()}, {"simcut": SimCutRecipe()}])
+def test_an_update_of_a_gpu_stops_for_nothing_but_its_outcome(
+    monkeypatch, cuda_graphs, optimizer, training, unchecked
+) -> None:
+    """Which is one tensor, and read when the next update is under way."""
+    monkeypatch.setattr(consistency, "selects_labels", lambda _: False)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    model, recipe, accelerator = tiny_model().train(), TrainingRecipe(optimizer=optimizer, **training), Accelerator()
+    average = AveragedModel(model) if recipe.ema_decay else None
+    wrapped, prepared = accelerator.prepare(model, build_optimizer(optimizer, model.named_parameters()))
+    updater, passes = Updater(accelerator, wrapped, prepared, recipe, average), TwoPasses(recipe, 1, model)
+    updater.runs_ahead = True
+    for is_first in (True, False):
+        # Made on the host.
+        batches = [updater._ready(passes(with_labels(), torch.arange(3), 1)) for _ in range(2)]
+        with Stops() as stops, passes.loss():
+            launched = updater(batches, Interruption(), is_first=is_first)
+        assert not stops.counts
+        with Stops() as stops:
+            assert launched.outcome().finite
+        assert stops.counts == {"tolist": 1}

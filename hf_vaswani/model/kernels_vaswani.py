@@ -103,7 +103,7 @@ def smoothed_linear_cross_entropy(
     # Found once: a GPU waits until their number is known.
     labelled = (targets != -100).nonzero()[:, 0]
     states, targets = hidden_states.flatten(0, 1)[labelled], targets[labelled]
-    total = _SmoothedLinearCrossEntropy.apply(states, weight, targets, epsilon_ls, frozen_row, torch.is_grad_enabled())
+    total = SmoothedLinearCrossEntropy.apply(states, weight, targets, epsilon_ls, frozen_row, torch.is_grad_enabled())
     return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -118,7 +118,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return *scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled))
 
 
-class _SmoothedLinearCrossEntropy(LinearCrossEntropy):
+class SmoothedLinearCrossEntropy(LinearCrossEntropy):
     """
     The sum over positions, and its gradients in the same pass: the logits z of a chunk of positions become
     probabilities p in place, and these become the gradient. Label smoothing gives each of the V tokens the probability
@@ -139,6 +139,7 @@ class _SmoothedLinearCrossEntropy(LinearCrossEntropy):
         frozen_row: int | None,
         with_gradients: bool,
     ) -> torch.Tensor:
+        """Returns the sum, in float32, for states `(positions, d_model)` and their labels, one each."""
         vocab_size, dtype = weight.shape[0], type_of_products(weight)
         share = share_of_others(epsilon_ls, vocab_size)
         rest = 1 - share * vocab_size

@@ -1,5 +1,9 @@
-"""Two passes over each training pair, whose predictions are to agree: the batches and losses of SimCut and R-Drop."""
+"""
+Losses of an update: two passes over each training pair, whose predictions are to agree, for SimCut and R-Drop; and on
+a GPU losses that do not wait until the number of labels is known.
+"""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +15,7 @@ from torch import nn
 from ..data.batching import Batch
 from ..model.kernels_vaswani import (
     LinearCrossEntropy,
+    SmoothedLinearCrossEntropy,
     is_plain_linear,
     positions_at_once,
     share_of_others,
@@ -86,15 +91,20 @@ class TwoPasses:
     @contextmanager
     def loss(self) -> Iterator[None]:
         """
-        Gives the model the loss of doubled batches for the length of a block, if the recipe asks for two passes.
+        Gives the model the loss of doubled batches for the length of a block, if the recipe asks for two passes, and
+        on a GPU the loss of single ones that waits for nothing.
 
         The model is called as ever, through whatever wraps it: gradients are reduced, shards gathered and products
         rounded as for one pass.
         """
-        if self.consistency is None:
+        loss: Any
+        if self.consistency is not None:
+            loss = partial(loss_of_two_passes, self.model, self.consistency)
+        elif isinstance(self.model, VaswaniForConditionalGeneration) and not selects_labels(self.model.device):
+            loss = partial(loss_of_all_positions, self.model)
+        else:
             yield
             return
-        loss = partial(loss_of_two_passes, self.model, self.consistency)
         self.model.logits_and_loss = loss  # type: ignore[method-assign]
         try:
             yield
@@ -184,12 +194,13 @@ def loss_of_two_passes(
     Returns:
         `None` in place of logits, and the loss, a `torch.Tensor` in float32. Its `backward` can run once only.
     """
-    is_label = labels != -100
     if is_plain_linear(model.lm_head, hidden_states):
-        states = torch.stack([half[is_label] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
+        states = hidden_states.reshape(2, -1, hidden_states.shape[-1])  # [2, positions, d_model]
+        states, targets, others = _labelled(states, labels.flatten())
+        weight = model.lm_head.weight
         settings = (consistency, epsilon_ls, model.frozen_row, torch.is_grad_enabled())
-        total = _ConsistentLinearCrossEntropy.apply(states, model.lm_head.weight, labels[is_label], *settings)
-        return None, total / num_items_in_batch
+        total = _ConsistentLinearCrossEntropy.apply(states, weight, targets, *settings)
+        return None, (total - others * math.log(len(weight))) / num_items_in_batch
     logits, _ = VaswaniForConditionalGeneration.logits_and_loss(model, hidden_states, None, 0.0, None, False)
     halves = cast(torch.Tensor, logits).chunk(2)
     first, second = (smoothed_cross_entropy(half, labels, epsilon_ls, num_items_in_batch) for half in halves)
@@ -198,8 +209,48 @@ def loss_of_two_passes(
     for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
         if factor:
             divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
-            loss = loss + factor * (divergence * is_label).sum() / num_items_in_batch
+            loss = loss + factor * (divergence * (labels != -100)).sum() / num_items_in_batch
     return None, loss
+
+
+def loss_of_all_positions(
+    model: VaswaniForConditionalGeneration,
+    hidden_states: torch.Tensor,
+    labels: torch.LongTensor,
+    epsilon_ls: float,
+    num_items_in_batch: torch.Tensor | int,
+    loss_only: bool = True,
+) -> tuple[None, torch.Tensor | None]:
+    """
+    Computes [`VaswaniForConditionalGeneration.logits_and_loss`] without waiting until the number of labels is known;
+    arguments as there.
+    """
+    if not is_plain_linear(model.lm_head, hidden_states):
+        call = VaswaniForConditionalGeneration.logits_and_loss
+        return None, call(model, hidden_states, labels, epsilon_ls, num_items_in_batch, loss_only)[1]
+    weight = model.lm_head.weight
+    states, targets, others = _labelled(hidden_states.flatten(0, 1), labels.flatten())
+    settings = (epsilon_ls, model.frozen_row, torch.is_grad_enabled())
+    total = SmoothedLinearCrossEntropy.apply(states, weight, targets, *settings)
+    return None, (total - others * math.log(len(weight))) / num_items_in_batch
+
+
+def selects_labels(device: torch.device) -> bool:
+    """Returns whether positions without a label are left out. A GPU would wait until it knows how many remain."""
+    return device.type == "cpu"
+
+
+def _labelled(states: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | int]:
+    """
+    Selects states of shape `(..., positions, d_model)` and labels of shape `(positions,)` where there is a label.
+    On a GPU, returns all of them, and how many have none: their states are zeros, which predict every token alike, so
+    that the loss of each is log(V), whatever its label, and they have no gradient.
+    """
+    is_label = labels != -100
+    if selects_labels(labels.device):
+        places = is_label.nonzero()[:, 0]
+        return states[..., places, :], labels[places], 0
+    return states.masked_fill(~is_label[:, None], 0), labels.clamp(min=0), (~is_label).sum()
 
 
 class _ConsistentLinearCrossEntropy(LinearCrossEntropy):
@@ -210,7 +261,7 @@ class _ConsistentLinearCrossEntropy(LinearCrossEntropy):
         KL(p || q) = sum(p * d)    d / dz = p * (d - KL(p || q))    d / dy = q - p.
 
     KL(q || p) is the same with the passes exchanged. The cross-entropies are those of
-    [`_SmoothedLinearCrossEntropy`], in terms of log(p) and of log(sum(exp(z))).
+    [`SmoothedLinearCrossEntropy`], in terms of log(p) and of log(sum(exp(z))).
     """
 
     @staticmethod
@@ -229,7 +280,8 @@ class _ConsistentLinearCrossEntropy(LinearCrossEntropy):
         rest = 1 - share * vocab_size
         matrix, inputs = weight.to(dtype), states.to(dtype)
         # The weights of the two cross-entropies.
-        factors = torch.tensor([1 - consistency.second, consistency.second], device=states.device)[:, None, None]
+        factors = torch.full((2, 1, 1), consistency.second, device=states.device)
+        factors[0].fill_(1 - consistency.second)
         sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
         sum_of_states = (factors * states).sum(dim=(0, 1), dtype=torch.float32)  # [d_model]
         total = -share * sum_of_states.dot(sum_of_rows)

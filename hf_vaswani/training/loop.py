@@ -7,8 +7,9 @@ import re
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import distributed
-from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints, load_stored
 from ..extras import extra
@@ -70,11 +70,12 @@ from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
 from .transfer import check_peft
+from .update import Launched, Outcome, Updater
 from .validation import choose_alignment_layer, finite, measure, score_altered, translate_and_score, validate
 
 with extra("train"):
     from accelerate import Accelerator
-    from accelerate.utils import gather_object, send_to_device, set_seed
+    from accelerate.utils import gather_object, set_seed
     from tqdm.auto import tqdm
 
 logger = logging.getLogger(__name__)
@@ -285,6 +286,8 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     last = state.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, state.step)
     updates = run.updates.after(state.position)
     passes = TwoPasses(training, run.recipe.seed, state.model)
+    updater = Updater(accelerator, state.wrapped, state.optimizer, training, state.ema)
+    pending = deque[_Pending]()
     if state.step == 0 and run.recipe.initialize.from_ is not None and "validation" in run.sets:
         # The curves begin with the scores of the model that the run starts from.
         validate(run, state.eval_model(), 0)
@@ -299,28 +302,30 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             # The clock of the main process decides for all.
             due = accelerator.is_main_process and time.monotonic() - saved >= seconds
             with passes.loss():
-                update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
-            _advance(state, update, position)
+                update = updater(batches, interruption, due, is_first=state.step == 0)
+            _advance(state, position)
             step = state.step
-            if not update.finite:
-                _note_nonfinite(run, state, update, rate, numbers)
-            progress.show(step, update)
-            if step % training.log_every == 0:
-                _log(run, step, update, rate, progress.speed)
+            pending.append(_Pending(step, rate, numbers, update))
             last = step == training.max_steps
+            is_whole = last or step % training.validate_every == 0 or step % training.save_every == 0
+            stop = save = False
+            # What a GPU computes is known one update later, and all of it before the run writes anything down.
+            while len(pending) > (updater.runs_ahead and not (is_whole or stop or save)):
+                outcome = _settle(run, state, pending.popleft(), progress)
+                stop, save = stop or outcome.stop, save or outcome.save
             if (step % training.validate_every == 0 or last) and "validation" in run.sets:
                 validate(run, state.eval_model(), step)
                 if not last and on_main_process(accelerator, _has_stalled, run.recipe, step):
                     last = True
                     logger.info(f"update {step}: stopping early, no new best in {training.patience} validations")
                 progress.restart_clock()
-            if step % training.save_every == 0 or last or update.stop or update.save:
+            if step % training.save_every == 0 or last or stop or save:
                 save_checkpoint(run, state)
                 saved = time.monotonic()
                 if step % training.save_every == 0 and is_due(run.recipe.hub, step // training.save_every):
                     offer_checkpoint(run, state, publisher)
                 progress.restart_clock()
-            last = last or update.stop
+            last = last or stop
     asked = torch.tensor(interruption.signal is not None, device=accelerator.device, dtype=torch.int)
     if accelerator.reduce(asked, "sum"):
         saved_in = checkpoint_folder(run.folder, state.step)
@@ -330,103 +335,38 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
         )
 
 
-class _Update(NamedTuple):
-    """
-    The outcome of one update, the same in every process.
+class _Pending(NamedTuple):
+    """An update: its number, its learning rate, the numbers of its pairs, and its outcome, perhaps not yet known."""
 
-    Attributes:
-        loss (`float`): smoothed loss in nats per target token.
-        tokens (`int`): target tokens.
-        gradient_norm (`float`): norm of the gradient before clipping.
-        finite (`bool`): True if loss and gradient are finite; otherwise the update was skipped.
-        stop (`bool`): True if some process was asked to stop.
-        save (`bool`): True if the main process asked for a checkpoint.
-    """
-
-    loss: float
-    tokens: int
-    gradient_norm: float
-    finite: bool
-    stop: bool
-    save: bool = False
+    step: int
+    rate: float
+    numbers: list[torch.Tensor]
+    update: Launched
 
 
-def _advance(state: TrainState, update: _Update, position: dict[str, Any]) -> None:
-    """Moves learning rate, moving average and counters past an update."""
+def _settle(run: Run, state: TrainState, pending: _Pending, progress: "_Progress") -> Outcome:
+    """Waits for an update, counts and logs it; raises a `ValueError` after too many non-finite ones in a row."""
+    outcome = pending.update.outcome()
+    state.nonfinite = 0 if outcome.finite else state.nonfinite + 1
+    if not outcome.finite:
+        _note_nonfinite(run, state.nonfinite, pending, outcome)
+    progress.show(pending.step, outcome)
+    if pending.step % run.recipe.training.log_every == 0:
+        _log(run, pending.step, outcome, pending.rate, progress.speed)
+    return outcome
+
+
+def _advance(state: TrainState, position: dict[str, Any]) -> None:
+    """Moves learning rate, step and position past an update."""
     with warnings.catch_warnings():
         # A skipped update uses up its learning rate, too.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         state.schedule.step()
-    # The average starts as a copy of the first weights, even if their update was skipped.
-    if state.ema is not None and (update.finite or state.step == 0):
-        state.ema.update_parameters(state.model)
     state.step += 1
     state.position = position
-    state.nonfinite = 0 if update.finite else state.nonfinite + 1
 
 
-def _update(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: list[dict[str, Any]],
-    training: TrainingRecipe,
-    interruption: Interruption,
-    save: bool = False,
-) -> _Update:
-    """
-    Makes one step of the optimizer from this process's batches of an update; `save` asks all processes for a
-    checkpoint.
-    """
-    batches = send_to_device(batches, accelerator.device, non_blocking=accelerator.device.type == "cuda")
-    # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would weigh
-    # more than one of a large batch.
-    # The same holds for the texts of a second objective.
-    names = ("labels", "next_sentence_label")
-    counts = [_count_labels([batch[name] for batch in batches if name in batch], accelerator.device) for name in names]
-    tokens, texts = accelerator.reduce(torch.stack(counts), "sum")
-    epsilon = training.label_smoothing
-    if training.label_smoothing_over == "all":
-        config = accelerator.unwrap_model(model).config
-        is_classifier = isinstance(accelerator.unwrap_model(model), VaswaniClassifier)
-        epsilon = _epsilon_without_target(epsilon, config.num_labels if is_classifier else config.vocab_size)
-    loss = torch.zeros((), device=accelerator.device)
-    for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
-        with accelerator.no_sync(model) if left else nullcontext():
-            more = {"num_texts_in_batch": texts} if "next_sentence_label" in batch else {}
-            share = model(**batch, **more, epsilon_ls=epsilon, num_items_in_batch=tokens, loss_only=True).loss
-            # Gradients are averaged over the processes, but each process has its share of one sum.
-            accelerator.backward(share * accelerator.num_processes)
-        loss += share.detach()
-    asked = loss.new_tensor([interruption.signal is not None, save])
-    loss, stop, save = accelerator.reduce(torch.cat([loss[None], asked]), "sum").tolist()
-    # An infinite bound clips nothing, but still yields the norm.
-    norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
-    norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-    # In fp16, an infinite gradient is at first left to the scaler, which skips the step itself and scales less.
-    scaled = accelerator.scaler is not None and not math.isfinite(norm) and accelerator.scaler.get_scale() > 1
-    finite = math.isfinite(loss) and (math.isfinite(norm) or scaled)
-    if finite:
-        optimizer.step()
-    elif accelerator.scaler is not None:
-        # Without a step, the scaler must be told that this update is over.
-        accelerator.scaler.update()
-    optimizer.zero_grad()
-    return _Update(loss, int(tokens), norm, finite, stop > 0, save > 0)
-
-
-def _count_labels(labels: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Counts the labels of several batches on a device."""
-    counts = [(each != -100).sum() for each in labels]
-    return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.long, device=device)
-
-
-def _epsilon_without_target(epsilon: float, vocab_size: int) -> float:
-    """Returns what is left of an epsilon spread over all V tokens (or labels) without the target's, epsilon / V."""
-    return epsilon * (vocab_size - 1) / vocab_size
-
-
-def _log(run: Run, step: int, update: _Update, rate: float, speed: float) -> None:
+def _log(run: Run, step: int, update: Outcome, rate: float, speed: float) -> None:
     """Logs an update to `training.jsonl` and the trackers."""
     values = {"loss": update.loss, "gradient_norm": update.gradient_norm, "learning_rate": rate}
     run.accelerator.log(values | {"target_tokens_per_second": speed}, step=step)
@@ -435,19 +375,20 @@ def _log(run: Run, step: int, update: _Update, rate: float, speed: float) -> Non
         append_line(run.folder / CURVE, json.dumps({"step": step, **finite}))
 
 
-def _note_nonfinite(run: Run, state: TrainState, update: _Update, rate: float, numbers: list[torch.Tensor]) -> None:
+def _note_nonfinite(run: Run, in_a_row: int, pending: _Pending, outcome: Outcome) -> None:
     """Logs a skipped update with its pairs; raises a `ValueError` after too many in a row."""
-    mine = [int(number) for batch in numbers for number in batch]
+    mine = [int(number) for batch in pending.numbers for number in batch]
     pairs = sorted(gather_object(mine))
-    line = {"step": state.step, "loss": str(update.loss), "gradient_norm": str(update.gradient_norm)}
+    line = {"step": pending.step, "loss": str(outcome.loss), "gradient_norm": str(outcome.gradient_norm)}
     path = run.folder / NONFINITE
     if run.accelerator.is_main_process:
-        append_line(path, json.dumps(line | {"learning_rate": rate, "pairs": pairs}))
+        append_line(path, json.dumps(line | {"learning_rate": pending.rate, "pairs": pairs}))
     some = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
-    what = f"update {state.step}: loss {update.loss}, gradient norm {update.gradient_norm}, learning rate {rate:.3g}"
+    what = f"update {pending.step}: loss {outcome.loss}, gradient norm {outcome.gradient_norm}"
+    what += f", learning rate {pending.rate:.3g}"
     logger.warning(f"Skipped non-finite {what}, pairs {some}")
     limit = run.recipe.training.max_nonfinite_updates
-    if state.nonfinite >= limit:
+    if in_a_row >= limit:
         checkpoints = list_checkpoints(run.folder)
         kept = f"{checkpoints[-1]} is intact" if checkpoints else "there is no checkpoint yet"
         raise ValueError(
@@ -474,7 +415,7 @@ class _Progress:
         self.since = time.monotonic()
         self.tokens = 0
 
-    def show(self, step: int, update: _Update) -> None:
+    def show(self, step: int, update: Outcome) -> None:
         """Counts an update, and refreshes the bar about once a second."""
         self.step = step
         self.tokens += update.tokens

@@ -41,7 +41,8 @@ class Muon(torch.optim.Muon):
     Where a device has no instructions for bfloat16, the iterations are in float32, which is many times as fast there
     and closer to the exact result.
 
-    Takes the arguments of `torch.optim.Muon`, and has the same state. Parameters need the dtype of their gradients.
+    Takes the arguments of `torch.optim.Muon`, and has the same state. Parameters need the dtype of their gradients. As
+    with torch's fused optimizers, a step does nothing if the tensor `found_inf`, an attribute, is 1.
     """
 
     @torch.no_grad()
@@ -56,17 +57,26 @@ class Muon(torch.optim.Muon):
                 if "momentum_buffer" not in self.state[weight]:
                     self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
             buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+            if (skipped := getattr(self, "found_inf", None)) is not None:
+                # By a momentum of themselves, which stays as it is, and a rate of 0.
+                pairs = zip(buffers, gradients, strict=True)
+                gradients = [torch.where(skipped != 0, buffer, gradient) for buffer, gradient in pairs]
             rate, momentum = group["lr"], group["momentum"]
+            rate = rate if skipped is None else rate * (1 - skipped)
             torch._foreach_lerp_(buffers, gradients, 1 - momentum)
             updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
             torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
             for numbers in _stacks(updates):
-                turned = orthogonalized(
-                    [updates[number] for number in numbers], group["ns_coefficients"], group["ns_steps"], group["eps"]
-                )
                 # The size of AdamW's steps (arXiv:2502.16982, Section 2.2).
-                size = 0.2 * max(turned[0].shape) ** 0.5
-                torch._foreach_add_([weights[number] for number in numbers], turned, alpha=-rate * size)
+                size = 0.2 * max(updates[numbers[0]].shape) ** 0.5
+                turned = orthogonalized(
+                    [updates[number] for number in numbers],
+                    group["ns_coefficients"],
+                    group["ns_steps"],
+                    group["eps"],
+                    -rate * size,
+                )
+                torch._foreach_add_([weights[number] for number in numbers], turned)
 
 
 def _stacks(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -88,10 +98,14 @@ def _is_tall(matrix: torch.Tensor) -> bool:
 
 
 def orthogonalized(
-    matrices: Sequence[torch.Tensor], coefficients: tuple[float, float, float], steps: int, eps: float
+    matrices: Sequence[torch.Tensor],
+    coefficients: tuple[float, float, float],
+    steps: int,
+    eps: float,
+    scale: torch.Tensor | float = 1.0,
 ) -> list[torch.Tensor]:
     """
-    Replaces the singular values of matrices by about 1, with the iterations of Newton and Schulz
+    Replaces the singular values of matrices by about `scale`, with the iterations of Newton and Schulz
     (https://kellerjordan.github.io/posts/muon): X <- a X + (b G + c G^2) X for G = X X^T.
 
     Args:
@@ -100,6 +114,7 @@ def orthogonalized(
         coefficients (`tuple[float, float, float]`): a, b and c.
         steps (`int`): number of iterations.
         eps (`float`): least norm by which a matrix is divided.
+        scale (`torch.Tensor` or `float`): factor of the results.
 
     Returns:
         `list[torch.Tensor]`, each of the shape and type of its matrix.
@@ -114,7 +129,7 @@ def orthogonalized(
     for _ in range(steps):
         gram = stack @ stack.mT
         stack = torch.baddbmm(stack, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), stack, beta=a)
-    stack = stack.to(first.dtype)
+    stack = stack.to(first.dtype).mul_(scale)
     # In the layout of the weights, to which they are added together.
     return [*stack[: len(wide)].unbind(), *stack[len(wide) :].mT.contiguous().unbind()]
 

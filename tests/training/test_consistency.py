@@ -141,13 +141,15 @@ def see_the_logits(model: nn.Module) -> None:
     model.lm_head.register_forward_hook(lambda module, inputs, output: output)
 
 
+@pytest.mark.parametrize("selects", [True, False])
 @pytest.mark.parametrize("prepare", [lambda model: None, see_the_logits])
 @pytest.mark.parametrize("at_once", [1, 4, 1000])
 @pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, 12), (0.1, 31)])
 @pytest.mark.parametrize(("mode", "formula"), [(MODES[0], simcut_by_formula), (MODES[1], r_drop_by_formula)])
 def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
-    monkeypatch, at_once, epsilon_ls, items, mode, formula, prepare
+    monkeypatch, at_once, epsilon_ls, items, mode, formula, prepare, selects
 ) -> None:
+    monkeypatch.setattr(consistency, "selects_labels", lambda _: selects)
     monkeypatch.setattr(consistency, "positions_at_once", lambda weight: at_once)
     model = tiny_model(vocab_size=20, d_model=8)
     prepare(model)
@@ -164,6 +166,21 @@ def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
     assert loss.dtype == torch.float32
     for ours, true in zip((loss, states.grad, weight.grad), (expected, inputs[0].grad, inputs[1].grad), strict=True):
         torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, see_the_logits])
+@pytest.mark.parametrize("pad_has_zeros", [True, False])
+def test_the_loss_of_all_positions_is_that_of_those_with_a_label(monkeypatch, prepare, pad_has_zeros) -> None:
+    """Which a GPU cannot count without a wait. With a pad id that ends sentences, its row is trained, too."""
+    found = []
+    for selects in (True, False):
+        monkeypatch.setattr(consistency, "selects_labels", lambda _, selects=selects: selects)
+        model = tiny_model(dropout=0, **({} if pad_has_zeros else {"pad_token_id": 2})).train()
+        prepare(model)
+        loss = loss_of(model, {}, with_labels())
+        loss.backward()
+        found.append((loss.detach(), gradients(model)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

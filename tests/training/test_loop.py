@@ -19,7 +19,7 @@ from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training import loop, validation
-from hf_vaswani.training.optimization import noam
+from hf_vaswani.training.optimization import Muon, noam
 from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
 from ..conftest import ROOT, dear, tiny_recipe, write_pairs
@@ -105,7 +105,7 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon")
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "muon")]) == 2
     parts = seen["optimizer"].parts
-    assert [type(part) for part in parts] == [torch.optim.AdamW, torch.optim.Muon]
+    assert [type(part) for part in parts] == [torch.optim.AdamW, Muon]
     assert [[group["weight_decay"] for group in part.param_groups] for part in parts] == [[0.125, 0.0], [0.125]]
     assert seen["schedule"].get_last_lr() == [0.25] * 3
     names = {id(weight): name for name, weight in seen["model"].named_parameters()}
@@ -570,7 +570,7 @@ def test_trackers_are_closed_whatever_ends_a_training(tmp_path, monkeypatch, err
 
     ended = []
     monkeypatch.setattr(Accelerator, "end_training", lambda self: ended.append(True))
-    monkeypatch.setattr(loop, "_update", fail)
+    monkeypatch.setattr(loop.Updater, "__call__", fail)
     recipe = load_recipe([*tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(type(error)):
         loop.train(recipe)

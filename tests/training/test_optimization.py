@@ -204,7 +204,7 @@ def test_the_operations_of_muon_do_not_grow_with_the_layers() -> None:
                 optimizer.step()
         counts.append(len(counted.names))
         assert not [name for name in counted.names if "_local_scalar_dense" in name]
-    assert counts[0] == counts[1] <= 60
+    assert counts[0] == counts[1] <= 64
 
 
 def test_muon_and_adam_are_one_to_a_schedule_and_to_a_saved_state() -> None:

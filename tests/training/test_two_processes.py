@@ -40,7 +40,7 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
     One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 12 updates.
     Of an odd number of batches, the last update of an epoch has fewer than the others, and one process none.
     """
-    from hf_vaswani.training import loop as training
+    from hf_vaswani.training.update import Updater
 
     settings = {"max_steps": 12, "warmup_steps": 2, "save_every": 12, "average_last": 1, "tokens_per_batch": 88}
     arguments = [*tiny_recipe(tmp_path, scored=True, **settings), "--model.dropout=0", "--evaluation.num_beams=1"]
@@ -50,9 +50,9 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
     train_in_two([*arguments, *runs["two"]], tmp_path / "two")
 
     # The same updates as one batch each, which no budget of tokens would give: their batches are joined.
-    update, sizes = training._update, set()
+    update, sizes = Updater.__call__, set()
 
-    def joined(accelerator, model, optimizer, batches, *rest):
+    def joined(self, batches, *rest, **keywords):
         sizes.add(len(batches))
         fillings = {"input_ids": 0, "attention_mask": 0, "labels": -100}
         if options:
@@ -63,14 +63,14 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
             # The first passes of all batches come before the second passes.
             passes = zip(*(part.chunk(2) for part in rows), strict=True) if options and name != "labels" else [rows]
             whole[name] = torch.cat([part for parts in passes for part in parts])
-        return update(accelerator, model, optimizer, [whole], *rest)
+        return update(self, [whole], *rest, **keywords)
 
     def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:
         return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=filling)
 
     unscored = ["--data.validation_files=null", "--data.test_files=null"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_update", joined)
+        patch.setattr(Updater, "__call__", joined)
         train_alone([*arguments, *runs["four"], *unscored], tmp_path / "one")
     assert 4 in sizes and sizes & {1, 3}, "an epoch is to end with an odd number of batches"
 
