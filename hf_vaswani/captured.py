@@ -1,6 +1,7 @@
 """CUDA graphs: a step whose tensors stay in their places, recorded once on a GPU and then replayed by one call."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ class CapturedStep:
     that it takes from Python keep the values of the capture.
 
     If the capture fails, a warning says so once, and this and all later calls run the function itself. So do all calls
-    on other devices than GPUs.
+    on other devices than GPUs, and with `HF_VASWANI_CUDA_GRAPHS=0` in the environment.
 
     Args:
         function (`Callable[[], None]`): reads nothing back from the device, and allocates nothing that must outlive
@@ -36,7 +37,7 @@ class CapturedStep:
 
     def __init__(self, function: Callable[[], None], device: torch.device, name: str, pool: Any = None) -> None:
         self.function, self.device, self.name, self.pool = function, device, name, pool
-        self.is_eager = device.type != "cuda"
+        self.is_eager = device.type != "cuda" or os.environ.get("HF_VASWANI_CUDA_GRAPHS") == "0"
         self.warm_up_calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 

@@ -451,6 +451,9 @@ class TrainingRecipe:
     """Number format of the forward pass: `no` is float32; `auto` is bf16 where the
     processor or GPU has instructions for it and, on a processor, `d_model` is at least 128, and otherwise
     float32; `null` uses the setting of `accelerate launch`. A resumed run keeps its format."""
+    matmul_precision: Literal["highest", "high"] = free("highest")
+    """Products in float32 on NVIDIA GPUs: `highest` computes them in float32, `high` in TF32, which is faster and less
+    exact. Validations are in TF32, and the test is in float32, in any case."""
     gradient_checkpointing: bool = free(False)
     """Recompute the layers in the backward pass instead of storing their activations: less memory, more time."""
     compile: bool = free(False)

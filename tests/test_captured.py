@@ -59,8 +59,9 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(cuda_graphs, caplog) -> No
     assert torch.cuda.current_stream(CUDA) is stream
 
 
-@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu"])
-def test_only_gpus_with_cuda_capture(cuda_graphs, kind) -> None:
+@pytest.mark.parametrize(("kind", "variable"), [("cpu", "1"), ("mps", "1"), ("xpu", "1"), ("cuda", "0")])
+def test_only_gpus_with_cuda_capture(cuda_graphs, monkeypatch, kind, variable) -> None:
+    monkeypatch.setenv("HF_VASWANI_CUDA_GRAPHS", variable)
     calls: list[None] = []
     captured = CapturedStep(lambda: calls.append(None), torch.device(kind), "the step")
     for _ in range(5):

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM, alignments
 from hf_vaswani.cli import main
 from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.interruption import Interruption
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
+from hf_vaswani.training import optimization
 from hf_vaswani.training.consistency import TwoPasses
+from hf_vaswani.training.optimization import build_optimizer, build_schedule
 from hf_vaswani.training.preparation import needs_few_shapes
+from hf_vaswani.training.update import Updater
 from hf_vaswani.translation.batches import log_probabilities, translate_n_best
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
@@ -218,6 +225,51 @@ def test_scores_alignments_and_records() -> None:
     assert [each.score for each in found_record.hypotheses] == pytest.approx(
         [each.score for each in record.hypotheses], abs=1e-3
     )
+
+
+# ---- Updates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [{}, {"ema_decay": 0.9}, {"clip_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_captured_updates_are_those_of_the_cpu(monkeypatch, optimizer, training) -> None:
+    """Twelve, of which the fourth is skipped, with another learning rate each."""
+    monkeypatch.setattr(optimization, "has_bfloat16", lambda _: False)
+    found = []
+    for cpu in (True, False):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator, model = Accelerator(cpu=cpu), tiny_model(dropout=0).train()
+        recipe = TrainingRecipe(optimizer=optimizer, **training)
+        built = build_optimizer(optimizer, model.named_parameters(), weight_decay=0.01)
+        schedule = build_schedule(built, "noam", 16, 5, 100, factor=0.05)
+        wrapped, prepared, schedule = accelerator.prepare(model, built, schedule)
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if "ema_decay" in training else None
+        updater, passes = Updater(accelerator, wrapped, prepared, recipe, average), TwoPasses(recipe, 1, model)
+        outcomes = []
+        for number in range(12):
+            data = [with_labels(), with_labels()]
+            weight = model.model.encoder.layers[0].fc1.weight
+            hook = weight.register_hook(lambda gradient: gradient * torch.inf) if number == 3 else None
+            with passes.loss():
+                outcomes.append(updater(data, Interruption(), is_first=number == 0).outcome())
+            schedule.step()
+            if hook is not None:
+                hook.remove()
+        assert updater.runs_ahead is not cpu and (cpu or updater.captured.graph is not None)
+        found.append((outcomes, [each.detach().cpu() for each in (average or model).parameters()]))
+    (expected, weights), (outcomes, theirs) = found
+    assert [each.finite for each in outcomes] == [number != 3 for number in range(12)]
+    assert [each.loss for each in outcomes] == pytest.approx([each.loss for each in expected], rel=1e-3)
+    torch.testing.assert_close(theirs, weights, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128, 64), (96, 96)])
+def test_muon_is_that_of_torch(shape) -> None:
+    ours, theirs = (torch.nn.Parameter(torch.zeros(shape, device=GPU)) for _ in range(2))
+    ours.grad = theirs.grad = torch.randn(shape, device=GPU)
+    optimization.Muon([ours], 1.0, adjust_lr_fn="match_rms_adamw").step()
+    torch.optim.Muon([theirs], 1.0, adjust_lr_fn="match_rms_adamw").step()
+    assert (ours - theirs).norm() <= 0.02 * theirs.norm()
 
 
 # ---- Commands ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ from ..run_folder import (
     write_environment,
     write_result,
 )
-from ..translation.quantization import fastest_training
+from ..translation.quantization import fastest_training, float32_products
 from ..translation.shortlist import FILE as SHORTLIST
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
@@ -301,7 +301,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             rate = float(state.schedule.get_last_lr()[0])
             # The clock of the main process decides for all.
             due = accelerator.is_main_process and time.monotonic() - saved >= seconds
-            with passes.loss():
+            with passes.loss(), float32_products(training.matmul_precision, accelerator.device):
                 update = updater(batches, interruption, due, is_first=state.step == 0)
             _advance(state, position)
             step = state.step

@@ -26,6 +26,7 @@ from ..run_folder import read_validations, write_validations
 from ..translation.alignment import choose_alignment
 from ..translation.batches import translate_corpus
 from ..translation.lines import cut_lines
+from ..translation.quantization import float32_products
 from .preparation import Run, needs_few_shapes, task_data
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
@@ -255,13 +256,14 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
         run ([`Run`]), model ([`VaswaniPreTrainedModel`]): as in [`totals`].
         step (`int`): updates so far.
     """
-    if run.recipe.task in MEASURED_TASKS:
-        scores, sets = measure(run, model, "validation")
-        scored: dict[str, Any] = {"scores": scores, "sets": sets}
-    else:
-        mixed = run.recipe.evaluation.validate_in_mixed_precision
-        with run.accelerator.autocast() if mixed else nullcontext():
-            scored = _translation_scores(run, cast(VaswaniForConditionalGeneration, model))
+    with float32_products("high", run.accelerator.device):
+        if run.recipe.task in MEASURED_TASKS:
+            scores, sets = measure(run, model, "validation")
+            scored: dict[str, Any] = {"scores": scores, "sets": sets}
+        else:
+            mixed = run.recipe.evaluation.validate_in_mixed_precision
+            with run.accelerator.autocast() if mixed else nullcontext():
+                scored = _translation_scores(run, cast(VaswaniForConditionalGeneration, model))
     scores, sets = scored["scores"], scored["sets"] or {}
     logger.info(f"update {step}: validation {_summary(scored)}")
     values = scores | {f"{name}/{part}": value for part, each in sets.items() for name, value in each.items()}

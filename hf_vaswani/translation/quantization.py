@@ -8,7 +8,8 @@ connections, probabilities and scores stay in float32.
 import copy
 import os
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +39,20 @@ def has_bfloat16(device: torch.device) -> bool:
 def autocast_to(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
     """Returns the context in which products are in bfloat16; any other format leaves them as they are."""
     return torch.autocast(device.type, dtype) if dtype == torch.bfloat16 else nullcontext()
+
+
+@contextmanager
+def float32_products(precision: str, device: torch.device) -> Iterator[None]:
+    """
+    Computes products in float32 within its block as `training.matmul_precision` says, if the device is an NVIDIA GPU.
+    """
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def fastest_translation(model: Any) -> tuple[torch.dtype, str]:
