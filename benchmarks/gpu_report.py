@@ -490,24 +490,33 @@ def make_update(size: str, tokens: int, products: str, device: str) -> Callable[
 
 
 def make_training_update(size: str, tokens: int, device: str) -> Callable[[], None]:
-    """Makes an update as `hf-vaswani train` makes it, which also reads what is logged. Its batch is on the device."""
+    """Makes an update as `hf-vaswani train` makes it, which also reads what is logged of the one before."""
     import torch
     from accelerate import Accelerator
 
     from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
     from hf_vaswani.interruption import Interruption
     from hf_vaswani.recipe import TrainingRecipe
-    from hf_vaswani.training.loop import _update
+    from hf_vaswani.training.consistency import TwoPasses
     from hf_vaswani.training.optimization import build_optimizer
+    from hf_vaswani.training.update import Updater
 
     torch.manual_seed(1)
     model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes_of(size))).train()
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if device == "cuda" else "no")
     optimizer = build_optimizer("adam", model.named_parameters(), learning_rate=1e-4)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    batch = make_batch(model.config.vocab_size, tokens, device)
-    recipe, interruption = TrainingRecipe(), Interruption()
-    return lambda: _update(accelerator, wrapped, optimizer, [batch], recipe, interruption) and None
+    batch = make_batch(model.config.vocab_size, tokens, "cpu")
+    recipe, interruption, launched = TrainingRecipe(), Interruption(), []
+    updater, passes = Updater(accelerator, wrapped, optimizer, recipe), TwoPasses(recipe, 1, model)
+
+    def update() -> None:
+        with passes.loss():
+            launched.append(updater([dict(batch)], interruption))
+        if len(launched) > updater.runs_ahead:
+            launched.pop(0).outcome()
+
+    return update
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------
@@ -656,9 +665,9 @@ def stops_of_a_step(beams: int, device: str) -> list[str]:
 
 
 def stops_of_an_update(make: Callable[[], Callable[[], None]], device: str) -> list[str]:
-    """Returns the stops of an update, after two others, and their lines."""
+    """Returns the stops of an update, after those that a CUDA graph needs, and their lines."""
     update = make()
-    for _ in range(2):
+    for _ in range(4):
         update()
     return per(count_stops(update, device), 1)
 
@@ -715,9 +724,9 @@ def search_with_one_step_watched(beams: int, device: str) -> None:
 
 
 def watched_update(make: Callable[[], Callable[[], None]], device: str) -> None:
-    """Makes three updates, and raises a `RuntimeError` if the last one stops."""
+    """Makes five updates, and raises a `RuntimeError` if the last one stops."""
     update = make()
-    for _ in range(2):
+    for _ in range(4):
         update()
     with no_stops(device):
         update()

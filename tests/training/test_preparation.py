@@ -17,7 +17,8 @@ from hf_vaswani.data.objectives import ObjectiveSettings
 from hf_vaswani.data.task_data import VocabularySettings
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_environment, read_recipe
-from hf_vaswani.training import loop, preparation
+from hf_vaswani.training import preparation
+from hf_vaswani.training.update import Updater
 
 from ..conftest import dear, tiny_recipe, write_pairs
 from .runs import assert_close_weights, same_weights
@@ -69,13 +70,13 @@ def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_needs_few_shapes(tmp
     build, few = preparation.batch_order, False
     monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1], few))
     seen: list[list[int]] = []
-    update = loop._update
+    update = Updater.__call__
 
-    def spy(accelerator: Any, model: Any, optimizer: Any, batches: list[dict[str, torch.Tensor]], *more: Any) -> Any:
+    def spy(self: Updater, batches: list[dict[str, torch.Tensor]], *more: Any, **keywords: Any) -> Any:
         seen.append([len(batch["labels"]) for batch in batches])
-        return update(accelerator, model, optimizer, batches, *more)
+        return update(self, batches, *more, **keywords)
 
-    monkeypatch.setattr(loop, "_update", spy)
+    monkeypatch.setattr(Updater, "__call__", spy)
     options = ["--model.dropout=0", "--training.simcut={p: 0.3}", "--training.log_every=1"]
     curves = []
     for name, parts in {"plain": [(False, 12)], "few": [(True, 12)], "both": [(False, 4), (True, 12)]}.items():
