@@ -40,6 +40,7 @@ from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGe
 from .model.pipeline_vaswani import VaswaniText2TextGenerationPipeline, VaswaniTranslationPipeline
 from .removed_tasks import VaswaniSummarizationPipeline, restore_tasks
 from .translation.alignment import Alignment, alignments
+from .translation.budgets import search_limits
 from .version import __version__
 
 __all__ = [
@@ -83,6 +84,7 @@ def _at_home(name: str) -> Any:
 
 
 VaswaniText2TextGenerationPipeline.at_home = staticmethod(_at_home)
+VaswaniText2TextGenerationPipeline.limits = staticmethod(search_limits)
 
 if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:
     restore_tasks()

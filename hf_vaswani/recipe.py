@@ -537,8 +537,9 @@ class EvaluationRecipe:
     validate_in_mixed_precision: bool = fixed(False, tasks=PAIR_TASKS)
     """Translate the validation sets in the number format of the training (`training.mixed_precision`), too. That is
     faster on a GPU, and scores differ a little. The test set is always translated in float32."""
-    tokens_per_batch: int = free(4096, at_least=1, at_most=2_000_000)
-    """Token budget of a batch of sentences to translate: sentences times the longest source, padding included."""
+    tokens_per_batch: int | None = free(None, at_least=1, at_most=2_000_000)
+    """Token budget of a batch of sentences to translate: sentences times the longest source, padding included. `null`
+    is the device's: 4096 on a CPU, and more on a GPU, which a smaller one would leave idle."""
     max_length_offset: int | None = fixed(50, at_least=0, at_most=1_000_000)
     """Maximum output length of each sentence, in tokens beyond the length of its source (Section 6.1); `null` requires
     `max_length`. Saved as the model's default."""

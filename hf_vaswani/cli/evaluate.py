@@ -169,11 +169,11 @@ def _translate(lines: list[str], translators: "LoadedModels") -> list[str]:
 
     from ..translation.lines import LINES_AT_A_TIME
 
-    translator = translators.lines()
+    translator, size = translators.lines(), translators.times * LINES_AT_A_TIME
     translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:
-        for start in range(0, len(lines), LINES_AT_A_TIME):
-            found = translator(lines[start : start + LINES_AT_A_TIME])
+        for start in range(0, len(lines), size):
+            found = translator(lines[start : start + size])
             translations += [" ".join(best[0][1].splitlines()) for best in found]
             bar.update(len(found))
     warn_split(translator.lines_split, translator.longest)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..conversion.engines import EngineOptions
     from ..translation.lines import LineTranslator
 
-# Pairs of lines that are read and computed together.
+# Pairs of lines that are read and computed together on a CPU.
 PAIRS_AT_A_TIME = 1024
 # In bytes: a file without a line end for so long is not text.
 MAX_LINE = 2**28
@@ -38,6 +38,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="folder of a run or a model, or Hub id, e.g. runs/my; repeat the option to translate with an ensemble",
     )
     add_place(parser)
+    add_budget(parser)
     add_search(parser)
     parser.add_argument(
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
@@ -109,12 +110,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def take_device(arguments: Sequence[str], program: str) -> tuple[str, list[str]]:
-    """Returns the device that a command line of recipe keys names by [`add_device`]'s option, and its other words."""
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses the size of batches."""
+    parser.add_argument(
+        "--tokens-per-batch",
+        type=int,
+        metavar="N",
+        help="token budget of a batch, sentences times the longest, padding included; default: 4096 on a CPU and more "
+        "on a GPU, which a smaller one would leave idle",
+    )
+
+
+def take_device(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, list[str]]:
+    """Returns options of [`add_device`] and [`add_budget`] in a command line of recipe keys, and the rest of it."""
     parser = argparse.ArgumentParser(prog=program, usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     add_device(parser)
+    add_budget(parser)
     options, others = parser.parse_known_args(arguments)
-    return options.device, others
+    check_counts(options, "tokens_per_batch")
+    return options, others
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +222,8 @@ class LoadedModels:
         dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
         shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
         folders (`Sequence[Path]`): folders of the models.
+        device (`torch.device`, *optional*): what translates, also if it is an engine; by default the CPU.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
     """
 
     models: list[Any]
@@ -218,12 +234,22 @@ class LoadedModels:
     dtype: Any = None
     shortlist: Any = None
     folders: Sequence[Path] = ()
+    device: Any = None
+    tokens_per_batch: int | None = None
+
+    @property
+    def times(self) -> int:
+        """How many times as many lines as a CPU the device works on at a time."""
+        from ..translation.budgets import times_on
+
+        return 1 if self.device is None else times_on(self.device)
 
     def lines(self, n_best: int | None = None) -> "LineTranslator":
         """Returns what translates lines, with n-best lists of this size."""
         from ..translation.lines import LineTranslator
 
-        return LineTranslator(self.models, self.tokenizer, n_best, self.engine, self.dtype, self.shortlist)
+        how = self.engine, self.dtype, self.shortlist, self.tokens_per_batch
+        return LineTranslator(self.models, self.tokenizer, n_best, *how)
 
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
@@ -254,7 +280,8 @@ def line_pairs(options: argparse.Namespace, translators: LoadedModels) -> Iterat
     Reads the files of [`add_pairs`], the sources with their language tag.
 
     Yields:
-        `tuple`: the number of pairs before these, counted from 0, and at most `PAIRS_AT_A_TIME` sources and targets.
+        `tuple`: the number of pairs before these, counted from 0, and as many sources and targets as the device works
+            on at a time.
 
     Raises:
         ValueError: a file has more lines than the other.
@@ -262,7 +289,7 @@ def line_pairs(options: argparse.Namespace, translators: LoadedModels) -> Iterat
     source, target = options.source, options.target
     lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
     done = 0
-    while chunk := list(islice(lines, PAIRS_AT_A_TIME)):
+    while chunk := list(islice(lines, translators.times * PAIRS_AT_A_TIME)):
         for number, (sentence, translation) in enumerate(chunk, start=done):
             if sentence is None or translation is None:
                 shorter, longer = (source, target) if sentence is None else (target, source)
@@ -280,7 +307,12 @@ def engine_of(options: argparse.Namespace) -> "EngineOptions":
 
     n_best = getattr(options, "n_best", None)
     engine = EngineOptions(
-        options.engine, options.compute_type, options.approximate, n_best, shortlist=options.shortlist
+        options.engine,
+        options.compute_type,
+        options.approximate,
+        n_best,
+        shortlist=options.shortlist,
+        tokens_per_batch=options.tokens_per_batch,
     )
     engine.check()
     is_int8 = getattr(options, "int8", False)
@@ -299,16 +331,22 @@ def engine_of(options: argparse.Namespace) -> "EngineOptions":
 
 def load_one(options: argparse.Namespace) -> LoadedModels:
     """Loads the model that the options of [`add_model`] give."""
-    return load_models([options.model], options.target_language, choose_device(options.device), options.revision)
+    device = choose_device(options.device)
+    translators = load_models([options.model], options.target_language, device, options.revision)
+    return replace(translators, tokens_per_batch=getattr(options, "tokens_per_batch", None))
 
 
 def load_translators(options: argparse.Namespace) -> LoadedModels:
     """Loads the models that the options of [`add_models`] give; applies beam size, number format and engine."""
     from ..conversion.engines import choose_engine
 
+    check_counts(options, "tokens_per_batch")
     engine = engine_of(options)
     device = choose_device(options.device, options.engine, options.int8)
-    translators = load_models(options.model, options.target_language, device, options.revision)
+    # Where an engine translates, a copy of the model for torch would only take memory from it.
+    first = "cpu" if options.engine != "torch" else device
+    translators = load_models(options.model, options.target_language, first, options.revision)
+    translators = replace(translators, device=device, tokens_per_batch=options.tokens_per_batch)
     if options.shortlist:
         translators = replace(translators, shortlist=_load_shortlist(translators))
     set_beams(translators.models[0], options.num_beams)
@@ -318,7 +356,11 @@ def load_translators(options: argparse.Namespace) -> LoadedModels:
         return replace(translators, models=[to_int8(model) for model in translators.models])
     if options.engine == "torch":
         return _with_dtype(translators, options.dtype)
+    engine = replace(engine, device=device)
     found = choose_engine(engine, translators.models, translators.tokenizer, translators.folders[0])
+    if found is None or getattr(options, "alignment", False) or getattr(options, "markup", None):
+        # Alignments are read from the attention, which no engine returns.
+        translators = replace(translators, models=[model.to(device) for model in translators.models])
     return replace(translators, engine=found)
 
 
@@ -409,7 +451,7 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
 def load_models(
     names: Sequence[str],
     target_language: str | None,
-    device: "torch.device | None" = None,
+    device: "torch.device | str | None" = None,
     revision: str | None = None,
     key: str = "--model",
 ) -> LoadedModels:
@@ -419,7 +461,8 @@ def load_models(
     Args:
         names (`Sequence[str]`): models, see [`resolve_model`].
         target_language (`str`, *optional*): language code of the translations.
-        device (`torch.device`, *optional*): where they compute; by default as [`choose_device`] chooses for `auto`.
+        device (`torch.device` or `str`, *optional*): where they compute; by default as [`choose_device`] chooses for
+            `auto`.
         revision (`str`, *optional*): revision of those on the Hub that do not name theirs.
         key (`str`): option or key of the recipe that names them, for error messages.
 
@@ -451,9 +494,9 @@ def load_models(
             )
         if tags.by_language or not tags.targets:
             tags.find(target_language)
-    device = device or choose_device("auto")
+    device = choose_device("auto") if device is None else torch.device(device)
     models = [model.to(device) for model in models]
-    return LoadedModels(models, tokenizer, tags, target_language, folders=folders)
+    return LoadedModels(models, tokenizer, tags, target_language, folders=folders, device=device)
 
 
 def load_recorded(

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from .inputs import add_model, add_pairs, line_pairs, load_one, require_file
+from .inputs import add_budget, add_model, add_pairs, check_counts, line_pairs, load_one, require_file
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -21,6 +21,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
     )
     add_model(score)
+    add_budget(score)
     add_pairs(score)
     score.set_defaults(run=_score)
 
@@ -32,6 +33,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani align --model runs/my/model test.en test.de",
     )
     add_model(align)
+    add_budget(align)
     align.add_argument(
         "--method",
         choices=("argmax", "intersection"),
@@ -73,12 +75,14 @@ def rounded(links: list[tuple[int, int, float]]) -> list[list[float]]:
 def _score(options: argparse.Namespace) -> None:
     from ..translation.batches import log_probabilities
 
+    check_counts(options, "tokens_per_batch")
     require_file(options.source)
     require_file(options.target)
     translators = load_one(options)
+    model, tokenizer, most = translators.models[0], translators.tokenizer, translators.tokens_per_batch
     for done, sources, targets in line_pairs(options, translators):
         try:
-            found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
+            found = log_probabilities(model, tokenizer, sources, targets, most)
         except ValueError as error:
             raise ValueError(f"Lines {done + 1} to {done + len(sources)}: {error}") from error
         for log_probability, tokens in found:
@@ -89,6 +93,7 @@ def _score(options: argparse.Namespace) -> None:
 def _align(options: argparse.Namespace) -> None:
     from ..translation.alignment import aligning_layers, alignments, choose_alignment
 
+    check_counts(options, "tokens_per_batch")
     if options.shift and options.layer is None:
         raise ValueError("--shift needs --layer.")
     require_file(options.source)
@@ -96,16 +101,22 @@ def _align(options: argparse.Namespace) -> None:
     translators = load_one(options)
     model, tokenizer = translators.models[0], translators.tokenizer
     aligning_layers(model, options.layer)
-    layer, shift, unit = options.layer, options.shift, "pieces" if options.pieces else "words"
+    layer, shift = options.layer, options.shift
+    how: dict[str, Any] = {
+        "unit": "pieces" if options.pieces else "words",
+        "tokens_per_batch": translators.tokens_per_batch,
+    }
     for done, sources, targets in line_pairs(options, translators):
         try:
             if layer is None:
                 layer, shift = model.config.alignment_layer, model.config.alignment_shift
             if layer is None:
-                layer, shift = choose_alignment(model, tokenizer, sources, targets)
+                layer, shift = choose_alignment(
+                    model, tokenizer, sources, targets, tokens_per_batch=translators.tokens_per_batch
+                )
                 again = f"--layer {layer}{' --shift' if shift else ''}"
                 logger.info(f"The links of these lines agree most in layer {layer}: {again} reads the same again.")
-            found = alignments(model, tokenizer, sources, targets, unit=unit, layer=layer, shift=shift)
+            found = alignments(model, tokenizer, sources, targets, layer=layer, shift=shift, **how)
         except ValueError as error:
             raise ValueError(f"Lines {done + 1} to {done + len(sources)}: {error}") from error
         for number, alignment in enumerate(found, start=done + 1):

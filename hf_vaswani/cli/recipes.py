@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 # Descriptions of the verbs, for their --help.
 BACKTRANSLATE = (
     "Translates text in the target language into synthetic sources, by the backtranslation section of a recipe. "
-    "--device chooses where, e.g. --device cuda:1."
+    "--device chooses where, e.g. --device cuda:1, and --tokens-per-batch the size of batches."
 )
 DISTILL = (
     "Translates the training text of a recipe with its teacher, and trains the recipe's model on the translations. "
-    "--device chooses where the teacher computes, e.g. --device cuda:1."
+    "--device chooses where the teacher computes, e.g. --device cuda:1, and --tokens-per-batch its batches."
 )
 SHORTLIST = (
     "Writes the likely translations of each entry of a model's vocabulary, from the training text of its recipe."
@@ -63,7 +63,7 @@ def add_verbs(verbs: Any) -> None:
 def _backtranslate(options: argparse.Namespace) -> None:
     from ..recipe_file import load_recipe
 
-    device, arguments = take_device(options.arguments, "hf-vaswani backtranslate")
+    place, arguments = take_device(options.arguments, "hf-vaswani backtranslate")
     recipe = load_recipe(arguments, "hf-vaswani backtranslate", BACKTRANSLATE)
     given = recipe.backtranslation
     for key, value in (("model", given.model), ("text", given.text), ("output", given.output)):
@@ -77,7 +77,7 @@ def _backtranslate(options: argparse.Namespace) -> None:
     processes.on_main_process(lambda: _check_pairs(files, output))
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
         processes.on_main_process(lambda: stack.enter_context(exclusive(output)))
-        _write_pairs(recipe, files, output, processes, device)
+        _write_pairs(recipe, files, output, processes, place)
 
 
 def _files(recipe: "Recipe") -> list[Path]:
@@ -93,7 +93,7 @@ def _check_pairs(files: list[Path], output: Path) -> None:
     check_output(output, "backtranslation.output")
 
 
-def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: Any, device: str) -> None:
+def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: Any, place: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
     from ..files import digest
@@ -109,7 +109,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
     name = str(given.model)
-    loaded, (recorded,) = load_recorded([name], "backtranslation.model", choose_device(device))
+    loaded, (recorded,) = load_recorded([name], "backtranslation.model", choose_device(place.device))
     model, tokenizer = loaded.models[0], loaded.tokenizer
     tag = check_direction("backtranslation.model", name, model, tokenizer, languages[1], languages[0])
     set_search(model, given.method, given.top_k, given.temperature, given.num_beams)
@@ -121,12 +121,12 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         settings["backtranslation.model"] = recorded
         settings["search"] = settings_of(model.generation_config)
         settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
-        pairs = GrowingFile(output, settings, "backtranslation.output", languages)
+        pairs = GrowingFile(output, settings, "backtranslation.output", languages, loaded.times)
         return pairs, pairs.begin()
 
     pairs, done = processes.on_main_process(begin)
     if done is not None:
-        translate = Backtranslator(model, tokenizer, tag, recipe.seed)
+        translate = Backtranslator(model, tokenizer, tag, recipe.seed, place.tokens_per_batch)
         with tqdm(initial=done, unit=" pairs", disable=None if processes.is_main_process else True) as bar:
             for count in grow(processes, pairs, sentences_of(_lines(files)), done, translate):
                 bar.update(count)
@@ -151,7 +151,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
 def _distill(options: argparse.Namespace) -> None:
     from ..recipe_file import load_recipe
 
-    device, arguments = take_device(options.arguments, "hf-vaswani distill")
+    place, arguments = take_device(options.arguments, "hf-vaswani distill")
     recipe = load_recipe(arguments, "hf-vaswani distill", DISTILL)
     if recipe.teacher.model is None:
         raise ValueError("teacher.model has no value: name the model that teaches; --help explains it.")
@@ -165,7 +165,7 @@ def _distill(options: argparse.Namespace) -> None:
     processes.on_main_process(lambda: _check_folder(recipe))
     # The translation takes hours: what is wrong with the student is said before.
     processes.on_main_process(lambda: check_trainable(with_pairs(recipe)))
-    before = _teach(recipe, processes, device)
+    before = _teach(recipe, processes, place)
     # The student is trained where the teachers were, which cycles of references may still hold.
     gc.collect()
     result = train_recipe(recipe)
@@ -182,14 +182,14 @@ def _distill(options: argparse.Namespace) -> None:
         print_table(rows)
 
 
-def _teach(recipe: "Recipe", processes: "Processes", device: str) -> dict[str, dict[str, float]]:
+def _teach(recipe: "Recipe", processes: "Processes", place: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Loads the teachers, takes the steps, and returns the scores of the teacher by test set."""
     from ..interruption import exclusive, stopped_by_sigterm
     from ..training.distillation import PAIRS, teacher_folder
 
     folder = teacher_folder(recipe)
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
-        work = _Work(recipe, processes, device)
+        work = _Work(recipe, processes, place)
         # Nothing is written if a model cannot be loaded.
         processes.on_main_process(lambda: _make_folder(folder))
         processes.on_main_process(lambda: stack.enter_context(exclusive(folder / PAIRS)))
@@ -219,13 +219,13 @@ def _check_folder(recipe: "Recipe") -> None:
 class _Work:
     """The steps of all sources, which all processes take together."""
 
-    def __init__(self, recipe: "Recipe", processes: "Processes", device: str) -> None:
+    def __init__(self, recipe: "Recipe", processes: "Processes", place: argparse.Namespace) -> None:
         from ..training.distillation import teacher_names
         from ..translation.backtranslation import check_direction, set_search
 
-        self.recipe, self.processes = recipe, processes
+        self.recipe, self.processes, self.tokens_per_batch = recipe, processes, place.tokens_per_batch
         self.rows: list[dict[str, Any]] = []
-        names, chosen = teacher_names(recipe.teacher), choose_device(device)
+        names, chosen = teacher_names(recipe.teacher), choose_device(place.device)
         self.teacher, self.teachers = load_recorded(names, "teacher.model", chosen)
         self.own_search = copy.deepcopy(self.teacher.models[0].generation_config)
         set_search(self.teacher.models[0], "beam", num_beams=recipe.teacher.num_beams)
@@ -248,7 +248,10 @@ class _Work:
         from ..training.distillation import Steps, named_parts, teacher_scores, write_pairs
 
         parts = named_parts(self.recipe)
-        files = [self._source(number, Steps(self.recipe, name, part)) for number, (name, part) in enumerate(parts)]
+        times = self.teacher.times
+        files = [
+            self._source(number, Steps(self.recipe, name, part, times)) for number, (name, part) in enumerate(parts)
+        ]
         counts = self.processes.on_main_process(lambda: write_pairs(self.recipe, files))
         self.rows.append({"step": "pairs", "lines": f"{sum(counts):,}", "time": ""})
         if self.processes.is_main_process:
@@ -257,8 +260,9 @@ class _Work:
             sys.stdout.flush()
         teacher = self.teacher
         teacher.models[0].generation_config = self.own_search
+        how = self.teachers, self.tags, self.tokens_per_batch
         return self.processes.on_main_process(
-            lambda: teacher_scores(self.recipe, teacher.models, teacher.tokenizer, self.teachers, self.tags)
+            lambda: teacher_scores(self.recipe, teacher.models, teacher.tokenizer, *how)
         )
 
     def _source(self, number: int, steps: Any) -> "GrowingFile":
@@ -277,7 +281,8 @@ class _Work:
         source, target = steps.part.source_language, steps.part.target_language
         text, count = self.processes.on_main_process(lambda: digest_of(sentences_of(recipe, number)))
         n_best = size_of_lists(recipe.teacher)
-        translate = Translation(teacher.models, teacher.tokenizer, self.tags[source, target], n_best)
+        how = self.tags[source, target], n_best, self.tokens_per_batch
+        translate = Translation(teacher.models, teacher.tokenizer, *how)
         first = steps.translations(self.teachers, settings_of(teacher.models[0].generation_config), text)
         self._take(first, count, lambda: sentences_of(recipe, number), translate)
         lines_split = sum(self.processes.gather(translate.translator.lines_split))
@@ -288,7 +293,8 @@ class _Work:
         self._take(second, count, first.lines, choose, is_quick=True)
         if self.backward is None:
             return second
-        score = BackwardScore(self.backward.models[0], self.backward.tokenizer, self.tags[target, source])
+        backward, tag = self.backward, self.tags[target, source]
+        score = BackwardScore(backward.models[0], backward.tokenizer, tag, self.tokens_per_batch)
         third = self.processes.on_main_process(lambda: steps.scored(self.backward_name))
         self._take(third, count, second.lines, score, is_quick=True)
         return third
@@ -306,13 +312,14 @@ class _Work:
 
         from ..translation.growing_file import grow
 
-        def begin() -> int | None:
+        def begin() -> "tuple[GrowingFile, int | None]":
             if is_quick:
                 file.remove_if_other()
-            return file.begin()
+            return file, file.begin()
 
         processes, start = self.processes, time.monotonic()
-        done = processes.on_main_process(begin)
+        # All go on in the blocks that the main process has found.
+        file, done = processes.on_main_process(begin)
         if done is not None:
             name = file.path.name
             disable = None if processes.is_main_process else True

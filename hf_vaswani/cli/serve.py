@@ -25,6 +25,7 @@ from typing import Any
 from ..extras import extra
 from ..files import read_json
 from .inputs import (
+    add_budget,
     add_device,
     add_model,
     add_revision,
@@ -209,6 +210,7 @@ def _add_serve(verbs: Any) -> None:
     _add_port(serve, 5000, "address to listen at; default: %(default)s, this machine")
     serve.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
     add_device(serve)
+    add_budget(serve)
     add_search(serve)
     serve.add_argument(
         "--char-limit", type=int, default=5000, metavar="N", help="most characters of a text; default: %(default)s"
@@ -308,6 +310,7 @@ def _load(name: str, options: argparse.Namespace) -> Any:
     """Loads a model and its tokenizer, onto the device that the options name."""
     from ..conversion.engines import check_search
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+    from ..translation.budgets import search_limits
 
     translators = load_models([name], None, choose_device(options.device, options.engine))
     model = translators.models[0]
@@ -319,7 +322,12 @@ def _load(name: str, options: argparse.Namespace) -> Any:
         model = model.float()
     chosen = {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     chosen["autocast"] = options.dtype if options.dtype != "float32" else None
-    return VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
+    pipeline = VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
+    pipeline.limits = partial(search_limits, tokens_per_batch=options.tokens_per_batch)
+    engine: Any = pipeline.engine
+    if engine is not None:
+        engine.translator.tokens_per_batch = options.tokens_per_batch
+    return pipeline
 
 
 def _directions(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -344,7 +352,7 @@ def _check(options: argparse.Namespace) -> None:
     """Checks the options of serve, before a model is loaded."""
     from ..model_names import with_revision
 
-    check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
+    check_counts(options, "num_beams", "workers", "tokens_per_batch", "char_limit", "batch_limit", "queue_limit")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
     if not 0 < options.deadline < math.inf:

@@ -214,7 +214,8 @@ def _translate(options: argparse.Namespace) -> None:
         if path and is_main:
             stream = stack.enter_context(OutputFile(path))
         bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
-        for chunk in processes.chunks(skip_lines(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
+        lines, size = _source_lines(options.files, translators), translators.times * LINES_AT_A_TIME
+        for chunk in processes.chunks(skip_lines(lines, done), size):
             found = translate_chunk(processes, translate, chunk)
             if is_main:
                 write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))

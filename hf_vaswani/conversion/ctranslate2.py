@@ -24,7 +24,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..extras import extra
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SEARCH_SETTINGS
-from ..translation.batches import TOKENS_PER_BATCH, to_translate
+from ..translation.batches import to_translate
+from ..translation.budgets import positions_at_once, tokens_on
 from ..translation.lines import Candidates
 from ..translation.shortlist import FILE as SHORTLIST
 from ..translation.shortlist import Shortlist
@@ -283,6 +284,7 @@ class Ctranslate2Translator:
         threads_per_batch (`int`): threads of the CPU that share a batch.
         shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
         device_index (`int`): number of the GPU.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
     """
 
     def __init__(
@@ -295,6 +297,7 @@ class Ctranslate2Translator:
         threads_per_batch: int = 1,
         shortlist: bool = False,
         device_index: int = 0,
+        tokens_per_batch: int | None = None,
     ) -> None:
         level, torch_threads = ctranslate2.get_log_level(), torch.get_num_threads()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
@@ -315,7 +318,8 @@ class Ctranslate2Translator:
         tokenizer, self.config = loaded.tokenizer, loaded.model.config
         self.tokenizer, self.generation_config = tokenizer, loaded.model.generation_config
         self.shortlist = shortlist
-        self.threads = threads
+        self.threads, self.tokens_per_batch = threads, tokens_per_batch
+        self.device = torch.device(device, device_index)
         self.positions = number_of_positions(self.config)
         self.tokens = vocabulary(tokenizer, self.config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
@@ -427,14 +431,17 @@ class Ctranslate2Translator:
             # Greedy search can be cut afterwards. A forced </s> may leave no room.
             if limit > 0:
                 groups[max(limits) if beams == 1 else limit].append(i)
+        most, tokens = self.tokens_per_batch or tokens_on(self.device), sum(map(len, sources))
+        if (at_once := positions_at_once(self.device, beams * len(self.tokens))) is not None:
+            most = min(most, at_once * tokens // max(1, len(sources)))
         # No thread shall be without work.
-        share = -(-sum(map(len, sources)) // self.threads)
+        share = -(-tokens // self.threads)
         pending: list[tuple[int, Any]] = []
         for limit, members in sorted(groups.items(), reverse=True):
             results = self.translator.translate_batch(
                 [self.tokens_of(sources[i]) for i in members],
                 asynchronous=True,
-                max_batch_size=max(1, min(TOKENS_PER_BATCH, share)),
+                max_batch_size=max(1, min(most, share)),
                 batch_type="tokens",
                 num_hypotheses=n_best or 1,
                 return_scores=n_best is not None,

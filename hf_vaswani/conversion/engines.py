@@ -59,6 +59,8 @@ class EngineOptions:
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
         shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
+        device (`torch.device`, *optional*): where the engine computes, if it can; by default where the model is.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
     """
 
     name: str = "torch"
@@ -66,6 +68,8 @@ class EngineOptions:
     approximate: bool = False
     n_best: int | None = None
     shortlist: bool = False
+    device: torch.device | None = None
+    tokens_per_batch: int | None = None
 
     def check(self) -> None:
         """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
@@ -176,14 +180,15 @@ def check_search(options: EngineOptions, models: Sequence[Any], settings: Genera
 def check_models(options: EngineOptions, models: Sequence[Any]) -> None:
     """Raises an [`UnsupportedError`] if an engine lacks something for models, whatever the settings."""
     model = models[0]
+    device = options.device or model.device
     reason = None
     if len(models) > 1:
         reason = f"an ensemble of {len(models)} models"
     elif type(model) is not VaswaniForConditionalGeneration:
         reason = f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"
     # An engine that is named computes on the processor instead; where the choice is open, torch has the device.
-    elif options.name == "auto" and is_on_cpu(model.device):
-        reason = f"the {model.device.type} of this machine"
+    elif options.name == "auto" and is_on_cpu(device):
+        reason = f"the {device.type} of this machine"
     if reason is not None:
         raise UnsupportedError(f"{NAME} cannot translate with {reason}")
 
@@ -200,13 +205,14 @@ def is_on_cpu(device: torch.device) -> bool:
 def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False) -> Any:
     """
     Returns the translator of CTranslate2, with the converted model. By default, each thread translates a batch of its
-    own; for single sentences, they share one where that is much faster. The device is the model's, unless the engine
-    computes on the CPU alone.
+    own; for single sentences, they share one where that is much faster. The device is that of the options or of the
+    model, unless the engine computes on the CPU alone.
     """
     from . import ctranslate2
 
-    is_on_gpu = loaded.model.device.type == "cuda" and not is_on_cpu(loaded.model.device)
-    device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
+    asked = options.device or loaded.model.device
+    is_on_gpu = asked.type == "cuda" and not is_on_cpu(asked)
+    device, index = ("cuda", asked.index or 0) if is_on_gpu else ("cpu", 0)
     compute_type = options.compute_type or "float32"
     ctranslate2.check_compute_type(compute_type, device)
     library = f"CTranslate2 {version('ctranslate2')}"
@@ -222,6 +228,7 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
         device=device,
         shortlist=options.shortlist,
         device_index=index,
+        tokens_per_batch=options.tokens_per_batch,
     )
     speedup = 1.0
     if single_sentences and threads > 1:

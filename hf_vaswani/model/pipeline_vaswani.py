@@ -83,6 +83,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     _tags: LanguageTags | None = None
     # Returns what does not travel with a model, by its name. The package sets it; a copy on the Hub is without.
     at_home: ClassVar[Callable[..., Any] | None] = None
+    # Returns the limits of a batch, from the model, its beams and the usual ones. The package sets it, too.
+    limits: Callable[..., tuple[Any, ...]] = staticmethod(batch_limits)
 
     # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
@@ -340,14 +342,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         settings.setdefault("tokenizer", self.tokenizer)
         config = settings.get("generation_config") or self.model.generation_config
         beams, usual = settings.get("num_beams") or config.num_beams or 1, self._default_generation_config.num_beams
-        groups = length_groups([len(ids) for ids in sources], *batch_limits(self.model.device, beams, usual))
+        groups = length_groups([len(ids) for ids in sources], *self.limits(self.model, beams, usual))
         if settings.get("streamer") is not None:
             groups = [[row] for row in range(len(sources))]
             if not sources:
                 # Another thread may be waiting for the end of the stream.
                 settings["streamer"].end()
-        ids_of_padding = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        padding = next(each for each in ids_of_padding if each is not None)
+        padding = next(id_ for id_ in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if id_ is not None)
         generated: dict[int, torch.Tensor] = {}
         for group in map(sorted, groups):
             generated |= zip(group, self._generate([sources[row] for row in group], padding, settings), strict=True)

@@ -351,14 +351,14 @@ def _middle(text: str, start: int, end: int) -> int:
 
 # ---- Batches -----------------------------------------------------------------------------------------------------
 
-# Positions of a batch, rows times longest; of a batch with more padding than text; and how many times as many an
-# accelerator translates at once.
-MAX_POSITIONS, MAX_PADDED, TIMES_ON_ACCELERATORS = 4096, 1024, 4
+# Positions of a batch, rows times longest; of a batch with more padding than text; and how many times as many a GPU or
+# another accelerator translates at once.
+MAX_POSITIONS, MAX_PADDED, TIMES, TIMES_ON_OTHERS = 4096, 1024, {"cpu": 1, "cuda": 8}, 4
 
 
-def batch_limits(device: torch.device, num_beams: int, usual: int) -> tuple[int, int]:
+def batch_limits(model: Any, num_beams: int, usual: int) -> tuple[int, ...]:
     """Returns `most` and `padded` of a search: less with more beams than usual, more on an accelerator, to fill it."""
-    times = usual * (1 if device.type == "cpu" else TIMES_ON_ACCELERATORS)
+    times = usual * TIMES.get(model.device.type, TIMES_ON_OTHERS)
     return MAX_POSITIONS * times // max(usual, num_beams), MAX_PADDED * times // max(usual, num_beams)
 
 

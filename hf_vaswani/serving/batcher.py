@@ -18,7 +18,7 @@ from transformers import StoppingCriteria
 
 from ..translation.alignment import ended_by
 
-# Limits of a batch, whose texts are not tokenized yet: no token has less than a byte. A longer text is a batch.
+# Limits of a batch on a CPU. Its texts are not tokenized yet: no token has less than a byte. A longer text is a batch.
 MAX_TEXTS, MAX_BYTES = 64, 10_000
 # In seconds: while nothing is translated, the first text waits this long for others.
 MAX_WAIT = 0.003
@@ -108,6 +108,7 @@ class Batcher:
         observe (`Callable`, *optional*): called with the number of texts of each batch.
         observe_waiting (`Callable`, *optional*): called with the number of texts that wait, when it changes.
         deadline (`float`, *optional*): in seconds, for a request from its arrival to its answer.
+        times (`int`): how many times as much text as a CPU the device translates at a time.
 
     Attributes:
         waiting (`int`): number of texts that wait.
@@ -121,8 +122,10 @@ class Batcher:
         observe: Callable[[int], object] | None = None,
         observe_waiting: Callable[[int], object] | None = None,
         deadline: float | None = None,
+        times: int = 1,
     ) -> None:
         self.translate, self.max_waiting = translate, max_waiting
+        self.max_texts, self.max_bytes = times * MAX_TEXTS, times * MAX_BYTES
         self.observe, self.observe_waiting = observe, observe_waiting
         self.deadline = math.inf if deadline is None else deadline
         self.waiting = 0
@@ -225,10 +228,10 @@ class Batcher:
         turns = deque(job for job in self._jobs if job.kind == kind)
         parts: list[tuple[_Job, int]] = []
         size = 0
-        while turns and len(parts) < MAX_TEXTS:
+        while turns and len(parts) < self.max_texts:
             job = turns.popleft()
             size += len(job.texts[job.taken].encode("utf-8", "surrogatepass"))
-            if parts and size > MAX_BYTES:
+            if parts and size > self.max_bytes:
                 break
             parts.append((job, job.taken))
             job.taken += 1

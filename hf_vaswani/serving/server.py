@@ -16,8 +16,9 @@ from ..extras import extra
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import end_if_over
+from ..translation.budgets import times_on
 from ..translation.markup import Segment, parse
-from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
+from .batcher import Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Direction, Directions, Guess, LanguageError, language_name
 from .metrics import Metrics
 from .requests import FORMS, JSON, Body, DetectRequest, Limits, RefusedError, TranslateRequest, read
@@ -140,9 +141,7 @@ class BatchTranslator:
         self.pipelines = {name: _in_time(pipeline) for name, pipeline in pipelines.items()}
         # Engines search by other rules, or greedily.
         self.for_alternatives = {
-            name: pipeline
-            if pipeline.engine is None
-            else VaswaniTranslationPipeline(pipeline.model, pipeline.tokenizer, device=pipeline.device)
+            name: pipeline if pipeline.engine is None else _without_engine(pipeline)
             for name, pipeline in pipelines.items()
         }
 
@@ -170,7 +169,7 @@ class BatchTranslator:
                 texts,
                 split_sentences=True,
                 markup="html" if text_format == "html" else None,
-                batch_size=MAX_TEXTS,
+                batch_size=len(texts),
                 stopping_criteria=[EndCriteria(end_if_over)],
                 **settings,
             )
@@ -181,6 +180,13 @@ class BatchTranslator:
             [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
             for candidates in found
         ]
+
+
+def _without_engine(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
+    """Returns a pipeline of the same model whose batches have the same limits."""
+    found = VaswaniTranslationPipeline(pipeline.model, pipeline.tokenizer, device=pipeline.device)
+    found.limits = pipeline.limits
+    return found
 
 
 def _in_time(pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
@@ -221,6 +227,7 @@ class Service:
         self.directions, self.limits = Directions(pipelines, list(directions)), limits
         self.keys = [key.encode() for key in api_keys]
         self.metrics = Metrics()
+        times = max(times_on(pipeline.device) for pipeline in pipelines.values())
         self.batchers = [
             Batcher(
                 BatchTranslator(pipelines, returns_memory=is_long),
@@ -228,6 +235,7 @@ class Service:
                 self._observe,
                 self._observe_waiting,
                 limits.deadline,
+                times,
             )
             for is_long in (False, True)
         ]

@@ -189,11 +189,20 @@ class Translation:
             search set in the generation config of the first one.
         tag (`str`): language tag to put in front of each sentence, or nothing.
         n_best (`int`): size of the lists.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
     """
 
-    def __init__(self, models: list[Any], tokenizer: PreTrainedTokenizerBase, tag: str, n_best: int) -> None:
+    def __init__(
+        self,
+        models: list[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        tag: str,
+        n_best: int,
+        tokens_per_batch: int | None = None,
+    ) -> None:
         is_greedy = (models[0].generation_config.num_beams or 1) == 1
-        self.translator = LineTranslator(models, tokenizer, None if is_greedy else n_best)
+        lists = None if is_greedy else n_best
+        self.translator = LineTranslator(models, tokenizer, lists, tokens_per_batch=tokens_per_batch)
         self.tag = tag
 
     def __call__(self, block: int, sentences: list[Sentence]) -> list[str]:
@@ -248,12 +257,19 @@ class BackwardScore:
     Args:
         model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): model of the other direction.
         tag (`str`): language tag to put in front of each translation, or nothing.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
     """
 
     COLUMNS = ("log_probability",)
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
-        self.model, self.tokenizer, self.tag = model, tokenizer, tag
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        tag: str,
+        tokens_per_batch: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.tag, self.tokens_per_batch = model, tokenizer, tag, tokens_per_batch
         self.longest = longest_source([model], tokenizer)
 
     def __call__(self, block: int, lines: list[str]) -> list[str]:
@@ -262,9 +278,8 @@ class BackwardScore:
         scores = [-math.inf] * len(pairs)
         texts = [f"{self.tag} {text}" if self.tag else text for _, text in pairs]
         chosen = [i for i, pair in enumerate(pairs) if all(pair) and self._fits(pair[0]) and self._fits(texts[i])]
-        found = log_probabilities(
-            self.model, self.tokenizer, [texts[i] for i in chosen], [pairs[i][0] for i in chosen]
-        )
+        sides = [texts[i] for i in chosen], [pairs[i][0] for i in chosen]
+        found = log_probabilities(self.model, self.tokenizer, *sides, self.tokens_per_batch)
         for i, (log_probability, tokens) in zip(chosen, found, strict=True):
             scores[i] = log_probability / tokens
         return [f"{source}\t{text}\t{score:.4f}" for (source, text), score in zip(pairs, scores, strict=True)]
@@ -282,11 +297,13 @@ class Steps:
         recipe ([`Recipe`]): the experiment.
         name (`str`): name of the source, from [`named_parts`].
         part ([`SourceRecipe`]): the source.
+        times (`int`): how many times as much text as a CPU the teacher's device works on at a time.
     """
 
     recipe: Recipe
     name: str
     part: SourceRecipe
+    times: int = 1
 
     @property
     def tokenize(self) -> str:
@@ -329,7 +346,8 @@ class Steps:
 
     def _file(self, name: str, settings: dict[str, Any], columns: Sequence[str] = ()) -> GrowingFile:
         languages = (self.part.source_language, self.part.target_language)
-        return GrowingFile(self._path(name), settings, "teacher.folder", (*languages, *columns) if columns else ())
+        names = (*languages, *columns) if columns else ()
+        return GrowingFile(self._path(name), settings, "teacher.folder", names, self.times)
 
     def _path(self, name: str) -> Path:
         return teacher_folder(self.recipe) / f"{self.name}.{name}"
@@ -428,6 +446,7 @@ def teacher_scores(
     tokenizer: PreTrainedTokenizerBase,
     teachers: Sequence[str],
     tags: Mapping[tuple[str, str], str],
+    tokens_per_batch: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """
     Scores the teacher on the test sets of the recipe by its own search settings, unless its scores are there.
@@ -437,6 +456,7 @@ def teacher_scores(
         models (`list` of [`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): teacher or ensemble.
         teachers (`Sequence[str]`): digests of the models.
         tags (`Mapping[tuple[str, str], str]`): language tag, or nothing, in front of each sentence, by direction.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
 
     Returns:
         `dict[str, dict[str, float]]`: BLEU and chrF by test set.
@@ -461,10 +481,11 @@ def teacher_scores(
         if {key: found.get(key) for key in record} == record:
             return dict(found["sets"])
     scores: dict[str, dict[str, float]] = {}
+    translate = LineTranslator(models, tokenizer, tokens_per_batch=tokens_per_batch)
     for name, (pair, plain, references) in sets.items():
         tag = tags[pair[0], pair[1]]
         lines = [f"{tag} {line}" if tag and line.strip() else line for line in plain]
-        translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
+        translations = [candidates[0][1] for candidates in translate(lines)]
         scores[name] = score(translations, references, by_set[name], lowercase, metrics=("bleu", "chrf"))
         del scores[name]["signatures"]
     atomic_write_text(path, json.dumps(record | {"sets": scores}, indent=2) + "\n")

@@ -33,6 +33,7 @@ from ..model.sentences_vaswani import (
     length_groups,
     visible,
 )
+from .budgets import times_on
 
 _ENDS = threading.local()
 
@@ -60,8 +61,8 @@ def end_if_over() -> None:
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
-# Numbers in the attention of one head that are computed at once: 16 MB.
-MAX_SCORES = 2**22
+# On a CPU, numbers in the attention of one head that are computed at once, 16 MB, and pairs.
+MAX_SCORES, MAX_PAIRS = 2**22, 64
 # Most parts into which a text that is its own translation is divided.
 MAX_PARTS = 256
 
@@ -173,7 +174,8 @@ def alignments(
     unit: str = "words",
     layer: int | None = None,
     shift: bool | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    tokens_per_batch: int | None = None,
 ) -> list[Alignment]:
     """
     Aligns sentences and their translations, by one pass of the model over each pair.
@@ -189,7 +191,10 @@ def alignments(
             the last one.
         shift (`bool`, *optional*): read the attention at the step after the one that predicts a token; by default
             `alignment_shift` of the config.
-        batch_size (`int`): most pairs that are aligned at once; fewer if they are long.
+        batch_size (`int`, *optional*): most pairs that are aligned at once; by default 64 on a CPU and more on a GPU,
+            and fewer if they are long.
+        tokens_per_batch (`int`, *optional*): maximum of pairs times longest source or target; by default that of the
+            device.
 
     Returns:
         `list[Alignment]`: one for each pair.
@@ -213,7 +218,8 @@ def alignments(
         layer = layers - 1 if model.config.alignment_layer is None else model.config.alignment_layer
     shift = model.config.alignment_shift if shift is None else shift
     found: list[Alignment] = [Alignment([], [], torch.zeros(0, 0))] * len(sources)
-    for i, source, target, attention in _attention(model, tokenizer, sources, targets, [layer], batch_size):
+    how = [layer], batch_size, tokens_per_batch
+    for i, source, target, attention in _attention(model, tokenizer, sources, targets, *how):
         found[i] = align(source, target, attention[0], unit, shift)
     return found
 
@@ -241,12 +247,13 @@ def align_parts(
     found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
     unit: str = "pieces",
     kept: Callable[[str], str | None] = kept,
+    tokens_per_batch: int | None = None,
 ) -> list[list[tuple[str, list[Alignment]]]]:
     """
     Joins translations of the parts of texts, and aligns them.
 
     Args:
-        model, tokenizer, unit: as in [`alignments`].
+        model, tokenizer, unit, tokens_per_batch: as in [`alignments`].
         found (`Sequence`): each text in parts, and for each rank the translations of its parts.
         kept (`Callable`): returns `None` for a part that the model has read. Others are their own translations.
 
@@ -261,7 +268,7 @@ def align_parts(
         for source, translation in zip(parts.sources, rank, strict=True)
     ]
     sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
-    read = iter(alignments(model, tokenizer, sources, targets, unit=unit))
+    read = iter(alignments(model, tokenizer, sources, targets, unit=unit, tokens_per_batch=tokens_per_batch))
     aligned = (
         next(read) if is_read else identity(target, len(source) - len(target), unit)
         for source, target, is_read in pairs
@@ -311,7 +318,12 @@ def translate_and_align(
 
 
 def choose_alignment(
-    model: Any, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], batch_size: int = 64
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    batch_size: int | None = None,
+    tokens_per_batch: int | None = None,
 ) -> tuple[int, bool]:
     """
     Chooses the layer that aligns best, and whether to read it a step later. It needs no known alignments, but takes
@@ -320,7 +332,7 @@ def choose_alignment(
     directions agree in this way.
 
     Args:
-        model, tokenizer, sources, targets, batch_size: as in [`alignments`].
+        model, tokenizer, sources, targets, batch_size, tokens_per_batch: as in [`alignments`].
 
     Returns:
         `int` and `bool`: the layer, counted from 0, and `shift`.
@@ -330,7 +342,8 @@ def choose_alignment(
     """
     layers = aligning_layers(model)
     counts = {(layer, shift): [0, 0] for layer in range(layers) for shift in (False, True)}
-    for _, source, target, attention in _attention(model, tokenizer, sources, targets, range(layers), batch_size):
+    how = range(layers), batch_size, tokens_per_batch
+    for _, source, target, attention in _attention(model, tokenizer, sources, targets, *how):
         for (layer, shift), count in counts.items():
             alignment = align(source, target, attention[layer], "words", shift)
             count[0] += 2 * len(alignment.links("intersection"))
@@ -385,7 +398,8 @@ def _attention(
     sources: Sequence[str],
     targets: Sequence[str],
     layers: Sequence[int],
-    batch_size: int,
+    batch_size: int | None,
+    tokens_per_batch: int | None,
 ) -> Iterator[tuple[int, Text, Text, torch.Tensor]]:
     """Yields the number of each pair, its texts, and the attention, of shape `(layers, target, source)`."""
     if isinstance(sources, str) or isinstance(targets, str):
@@ -395,9 +409,12 @@ def _attention(
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
     lengths = [max(len(side.ids) for side in pair) for pair in pairs]
     # Padded to its longer side, a pair is a square; but where it is short, its layers need more than its attention.
-    sizes = [length * max(length, MAX_SCORES // MAX_POSITIONS) for length in lengths]
+    of_position = MAX_SCORES // MAX_POSITIONS
+    sizes = [length * max(length, of_position) for length in lengths]
+    times = times_on(model.device)
+    most = MAX_SCORES * times if tokens_per_batch is None else of_position * tokens_per_batch
     with evaluation_mode(model):
-        for batch in length_groups(sizes, MAX_SCORES, MAX_SCORES // 4, batch_size):
+        for batch in length_groups(sizes, most, most // 4, batch_size or MAX_PAIRS * times):
             inputs, outputs = (
                 tokenizer.pad(
                     {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
@@ -524,7 +541,7 @@ def _mean_attention(query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor
     """
     batch, heads, length, _ = query.shape
     mean = query.new_zeros(batch, length, key.shape[2], dtype=torch.float32)
-    rows = max(1, MAX_SCORES // (batch * key.shape[2]))
+    rows = max(1, MAX_SCORES * times_on(query.device) // (batch * key.shape[2]))
     for start in range(0, length, rows):
         part = slice(start, start + rows)
         for head in range(heads):

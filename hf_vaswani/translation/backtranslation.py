@@ -2,7 +2,8 @@
 Back-translation (Sennrich et al., 2016; Edunov et al., 2018): synthetic sources for text in the target language.
 
 The text is translated in blocks of sentences, see [`GrowingFile`]. What is drawn in a block depends on the seed and
-the block's number alone, so that a stopped work goes on to the same pairs.
+the block's number alone, so that a stopped work goes on to the same pairs, on the same device and with the same token
+budget.
 """
 
 import hashlib
@@ -131,13 +132,21 @@ class Backtranslator:
         model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): the model, with its search set.
         tag (`str`): language tag to put in front of each sentence, or nothing.
         seed (`int`): seed of the sampling.
+        tokens_per_batch (`int`, *optional*): token budget of a batch; by default that of the device.
 
     Attributes:
         translator ([`LineTranslator`]): splits and counts sentences that are too long.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tag: str, seed: int) -> None:
-        self.translator = LineTranslator([model], tokenizer)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        tag: str,
+        seed: int,
+        tokens_per_batch: int | None = None,
+    ) -> None:
+        self.translator = LineTranslator([model], tokenizer, tokens_per_batch=tokens_per_batch)
         self.tag = tag
         self.seed = seed
 

@@ -1,8 +1,11 @@
 """Translation of a corpus in batches, and log-probabilities of given translations."""
 
-from collections.abc import Generator, Sequence
+import logging
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from tqdm.auto import tqdm
@@ -10,16 +13,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups, visible
+from .budgets import positions_at_once, tokens_on, vocab_size
 
-# Maximum of rows times longest source.
-TOKENS_PER_BATCH = 4096
+logger = logging.getLogger(__name__)
+
+# For each model, the positions of the smallest batch for which the memory of its device was too small.
+TOO_LARGE: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+
+T = TypeVar("T")
 
 
 def translate_corpus(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    tokens_per_batch: int | None = None,
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> list[str]:
@@ -30,7 +38,7 @@ def translate_corpus(
         model ([`PreTrainedModel`]): the model, used in evaluation mode.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
         sentences (`Sequence[str]`): source sentences. One without words is its own translation.
-        tokens_per_batch (`int`): maximum of rows times longest source.
+        tokens_per_batch (`int`, *optional*): maximum of rows times longest source; by default that of the device.
         progress (`bool`): whether to show a progress bar.
         **generate_kwargs: arguments of `generate()`, which override the generation config of the model.
 
@@ -55,7 +63,7 @@ def translate_n_best(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     n: int,
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    tokens_per_batch: int | None = None,
     **generate_kwargs: Any,
 ) -> list[list[tuple[float, str]]]:
     """
@@ -95,18 +103,58 @@ def _generate(
     tokenizer: PreTrainedTokenizerBase,
     chosen: Sequence[int],
     ids: Sequence[list[int]],
-    tokens_per_batch: int,
+    tokens_per_batch: int | None,
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> Generator[tuple[list[int], Any], None, None]:
     """Yields the indices of a batch of these sentences, of similar length, and the output of `generate()`."""
+    most = tokens_per_batch or tokens_on(model.device)
+    beams = generate_kwargs.get("num_beams") or model.generation_config.num_beams or 1
+    copies = max(beams, generate_kwargs["num_return_sequences"]) * (1 + len(generate_kwargs.get("ensemble", ())))
+    rows = positions_at_once(model.device, copies * vocab_size(model))
+    groups = length_groups([len(ids[i]) for i in chosen], most, most, rows)
+
+    def translate(batch: list[int]) -> Any:
+        inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        return model.generate(**inputs, **generate_kwargs)
+
     bar = tqdm(total=len(chosen), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
-        for group in length_groups([len(ids[i]) for i in chosen], tokens_per_batch, tokens_per_batch):
-            batch = [chosen[place] for place in group]
-            inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-            yield batch, model.generate(**inputs, **generate_kwargs)
+        batches = [[chosen[place] for place in group] for group in groups]
+        for batch, outputs in _in_memory(model, batches, list(map(len, ids)), translate):
+            yield batch, outputs
             bar.update(len(batch))
+
+
+def _in_memory(
+    model: PreTrainedModel, batches: list[list[int]], lengths: Sequence[int], compute: Callable[[list[int]], T]
+) -> Iterator[tuple[list[int], T]]:
+    """
+    Yields batches, longest first, each with what is computed of it. One that does not fit into the memory of a GPU is
+    computed in halves, and so are others that are as large.
+    """
+    pending = batches[::-1]
+    while pending:
+        batch = pending.pop()
+        size, middle = len(batch) * lengths[batch[0]], len(batch) // 2
+        if not middle or size < TOO_LARGE.get(model, math.inf):
+            try:
+                found = compute(batch)
+            except torch.OutOfMemoryError:
+                if not middle:
+                    raise
+            else:
+                yield batch, found
+                continue
+            # Here, without the error, nothing holds the tensors of the computation any more.
+            torch.accelerator.empty_cache()
+            if model not in TOO_LARGE:
+                logger.warning(
+                    f"A batch of {size:,} tokens does not fit into the memory of this GPU: it is computed in halves. "
+                    "With a smaller --tokens-per-batch, no time is lost."
+                )
+            TOO_LARGE[model] = size
+        pending += [batch[middle:], batch[:middle]]
 
 
 def to_translate(
@@ -148,7 +196,7 @@ def log_probabilities(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     targets: Sequence[str],
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    tokens_per_batch: int | None = None,
 ) -> list[tuple[float, int]]:
     """
     Computes log P(target | source) of given translations: the score of beam search without length penalty.
@@ -158,7 +206,8 @@ def log_probabilities(
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
         sources (`Sequence[str]`): source sentences.
         targets (`Sequence[str]`): their translations.
-        tokens_per_batch (`int`): maximum of rows times longest source or target.
+        tokens_per_batch (`int`, *optional*): maximum of rows times longest source or target; by default that of the
+            device.
 
     Returns:
         `list[tuple[float, int]]`: the log-probability of each translation in nats, and its number of tokens, `</s>`
@@ -174,14 +223,20 @@ def log_probabilities(
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     _check_positions(model, lengths)
     found = [(0.0, 0)] * len(lengths)
+    most = tokens_per_batch or tokens_on(model.device)
+    most = min(most, positions_at_once(model.device, vocab_size(model)) or most)
+
+    def compute(batch: list[int]) -> list[float]:
+        inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
+        logits = model(**inputs, labels=labels).logits  # [batch, target, vocab_size]
+        losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+        return losses.sum(dim=1).tolist()
+
     with evaluation_mode(model):
-        for batch in length_groups(lengths, tokens_per_batch, tokens_per_batch):
-            inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-            padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-            labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
-            logits = model(**inputs, labels=labels).logits  # [batch, target, vocab_size]
-            losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
-            for i, loss in zip(batch, losses.sum(dim=1).tolist(), strict=True):
+        for batch, losses in _in_memory(model, length_groups(lengths, most, most), lengths, compute):
+            for i, loss in zip(batch, losses, strict=True):
                 found[i] = (-loss, len(target_ids[i]))
     return found
 

@@ -14,10 +14,10 @@ from ..files import atomic_write_text, digest, find_damage, put_in_place, read_j
 from ..interruption import delayed_signals
 from ..processes import Processes
 
-# Items that are sorted by length and worked on together, and lost when the work is killed.
+# Items that are sorted by length and worked on together, and lost when the work is killed: on a CPU.
 BLOCK = 1024
-# Key of the record with the digest of the complete file.
-COMPLETE = "sha256"
+# Keys of the record: the digest of the complete file, and the items of a block if it is not the usual one.
+COMPLETE, ITEMS = "sha256", "items_of_a_block"
 
 T = TypeVar("T")
 
@@ -157,10 +157,16 @@ class GrowingFile:
         settings (`dict[str, Any]`): everything that the lines depend on; JSON-serializable.
         key (`str`): key of the recipe that names the place, for error messages.
         columns (`Sequence[str]`): names of the columns, for the header of a `.tsv`; none for a `.jsonl`.
+        times (`int`): how many times as many items as on a CPU are worked on together.
+
+    Attributes:
+        block (`int`): items that are worked on together. A file that was begun keeps its own number.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], key: str, columns: Sequence[str] = ()) -> None:
-        self.path, self.settings, self.columns = path, settings, tuple(columns)
+    def __init__(
+        self, path: Path, settings: dict[str, Any], key: str, columns: Sequence[str] = (), times: int = 1
+    ) -> None:
+        self.path, self.settings, self.columns, self.block = path, settings, tuple(columns), times * BLOCK
         self.header = "\t".join(columns) + "\n" if columns else ""
         self.partial, self.record = temporary_name(path), path.with_name(f"{path.name}.json")
         self.key = key
@@ -185,7 +191,8 @@ class GrowingFile:
             return None
         done = 0
         if begun:
-            done = BLOCK * keep_whole(self.partial, BLOCK, self._check_line, header=int(bool(self.header)))
+            self.block = self._recorded_block()
+            done = self.block * keep_whole(self.partial, self.block, self._check_line, header=int(bool(self.header)))
         else:
             self._write_record({})
         with self.partial.open("ab" if begun else "xb") as file:
@@ -211,7 +218,15 @@ class GrowingFile:
         content = read_json(self.record)
         # Version 0.1 added a digest of the content.
         content.pop("digest", None)
+        # The file goes on with its own.
+        content.pop(ITEMS, None)
         return content, content.pop(COMPLETE, None)
+
+    def _recorded_block(self) -> int:
+        found = read_json(self.record).get(ITEMS, BLOCK)
+        if type(found) is not int or found < 1:
+            raise ValueError(f"{self.record} has {ITEMS} {found!r}, but it must be a whole number above 0.")
+        return found
 
     def _damage(self) -> str | None:
         """Returns how the complete file differs from what was written, as the beginning of a sentence."""
@@ -245,7 +260,8 @@ class GrowingFile:
         put_in_place(self.partial, self.path)
 
     def _write_record(self, more: dict[str, str]) -> None:
-        content = json.dumps(self.settings | more, indent=2, ensure_ascii=False)
+        block = {ITEMS: self.block} if self.block != BLOCK else {}
+        content = json.dumps(self.settings | block | more, indent=2, ensure_ascii=False)
         atomic_write_text(self.record, content + "\n")
 
     def lines(self) -> Iterator[str]:
@@ -268,7 +284,7 @@ def grow(
 
     Args:
         processes ([`Processes`]): those of the launch.
-        file ([`GrowingFile`]): where process 0 writes the entries.
+        file ([`GrowingFile`]): where process 0 writes the entries, as its `begin` has left it there.
         items (`Iterable`): all items; read in process 0 only.
         done (`int`): entries that are written already, in whole blocks.
         work (`Callable`): makes an entry of each item of a block, given the number of the block, too.
@@ -276,9 +292,9 @@ def grow(
     Yields:
         `int`: the number of entries that were just written.
     """
-    for chunk in processes.chunks(skip_lines(iter(items), done), BLOCK):
-        i = processes.process_index
-        part = work(done // BLOCK + i, chunk[i * BLOCK : (i + 1) * BLOCK])
+    size, i = file.block, processes.process_index
+    for chunk in processes.chunks(skip_lines(iter(items), done), size):
+        part = work(done // size + i, chunk[i * size : (i + 1) * size])
         entries = [entry for part in processes.gather(part) for entry in part]
         if processes.is_main_process:
             file.write(entries)

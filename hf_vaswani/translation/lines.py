@@ -16,7 +16,8 @@ from .batches import translate_corpus, translate_n_best
 from .placement import translate_markup
 from .quantization import autocast_to
 
-# Lines per process that are sorted by length and translated together: enough to fill batches, and a short wait.
+# Lines per process that are sorted by length and translated together on a CPU: enough to fill batches, and a short
+# wait. Devices that take larger batches take as many times as many lines, see [`times_on`].
 LINES_AT_A_TIME = 1024
 
 # The n-best list of a line: scores and translations, best first.
@@ -76,6 +77,7 @@ class LineTranslator:
         dtype (`torch.dtype`, *optional*): number format of matrix products, by `torch.autocast`; by default that of
             the weights.
         shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
+        tokens_per_batch (`int`, *optional*): token budget of a batch, for `generate()`; by default that of the device.
 
     Attributes:
         longest (`int`): maximum tokens of a line that is not split.
@@ -90,8 +92,9 @@ class LineTranslator:
         engine: Callable[[list[str]], list[Candidates]] | None = None,
         dtype: torch.dtype | None = None,
         shortlist: Any = None,
+        tokens_per_batch: int | None = None,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.tokens_per_batch = dtype, tokens_per_batch
         self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
         self.tags = LanguageTags(tokenizer)
         self.settings: dict[str, Any] = {} if shortlist is None else {"shortlist": shortlist}
@@ -135,7 +138,7 @@ class LineTranslator:
             (parts, [[text for _, text in rank] for rank in zip(*candidates, strict=True)])
             for parts, candidates in found
         ]
-        aligned = align_parts(self.models[0], self.tokenizer, ranks, unit)
+        aligned = align_parts(self.models[0], self.tokenizer, ranks, unit, tokens_per_batch=self.tokens_per_batch)
         return [
             [(score, *each) for (score, _), each in zip(_joined(*whole), candidates, strict=True)]
             for whole, candidates in zip(found, aligned, strict=True)
@@ -151,11 +154,11 @@ class LineTranslator:
     def _translate(self, lines: list[str]) -> list[Candidates]:
         if self.engine is not None:
             return self.engine(lines)
-        model = self.models[0]
+        model, tokenizer, most = self.models[0], self.tokenizer, self.tokens_per_batch
         with autocast_to(self.dtype, model.device):
             if self.n_best is None:
-                return [[(0.0, text)] for text in translate_corpus(model, self.tokenizer, lines, **self.settings)]
-            return translate_n_best(model, self.tokenizer, lines, self.n_best, **self.settings)
+                return [[(0.0, text)] for text in translate_corpus(model, tokenizer, lines, most, **self.settings)]
+            return translate_n_best(model, tokenizer, lines, self.n_best, most, **self.settings)
 
 
 def _joined(parts: Parts, found: Sequence[Candidates]) -> Candidates:

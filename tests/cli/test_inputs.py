@@ -13,16 +13,18 @@ from transformers.utils import logging as transformers_logging
 from hf_vaswani.cli import inputs, main, serve
 from hf_vaswani.cli.main import _parser
 from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
-from hf_vaswani.model.sentences_vaswani import LanguageTags
+from hf_vaswani.model.sentences_vaswani import TIMES, LanguageTags, length_groups
+from hf_vaswani.translation import alignment, batches, quantization
 from hf_vaswani.translation import lines as translation
-from hf_vaswani.translation import quantization
 
 from .conftest import translate
 
 
 def test_a_target_language_prepends_its_tag(tiny_run, monkeypatch, capsys) -> None:
     seen = []
-    monkeypatch.setattr(translation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
+    monkeypatch.setattr(
+        translation, "translate_corpus", lambda model, tokenizer, lines, _: seen.extend(lines) or lines
+    )
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
     # A bilingual model needs no tag.
     code, _, error = translate(monkeypatch, capsys, b"one\n", *arguments[:3], "fr")
@@ -219,6 +221,38 @@ def test_models_are_where_the_device_says(tiny_run, accelerators) -> None:
     assert inputs.load_models([name], None).models[0].device.type == "meta"
 
 
+@pytest.mark.parametrize(
+    ("more", "found", "expected"),
+    [
+        (["--engine", "ctranslate2"], "engine", "cpu"),
+        (["--engine", "auto"], "engine", "cpu"),
+        (["--engine", "auto"], None, "meta"),
+        (["--engine", "ctranslate2", "--alignment"], "engine", "meta"),
+        (["--engine", "ctranslate2", "--markup", "html"], "engine", "meta"),
+    ],
+    ids=str,
+)
+def test_where_an_engine_translates_torch_takes_no_memory(
+    tiny_run, accelerators, monkeypatch, more, found, expected
+) -> None:
+    """Unless torch reads alignments there, or translates nevertheless."""
+    from hf_vaswani.conversion import engines
+
+    accelerators("meta")
+    asked = []
+    monkeypatch.setattr(engines, "is_on_cpu", lambda _: False)
+
+    def choose(options, models, *_):
+        asked.append((options.device.type, options.tokens_per_batch, models[0].device.type))
+        return found
+
+    monkeypatch.setattr(engines, "choose_engine", choose)
+    command = ["translate", "--model", str(tiny_run / "model"), "--tokens-per-batch", "9", *more]
+    translators = inputs.load_translators(_parser().parse_args(command))
+    assert asked == [("meta", 9, "cpu")] and translators.engine == found
+    assert translators.models[0].device.type == expected and translators.device.type == "meta"
+
+
 def test_every_verb_that_loads_a_model_to_compute_has_a_device() -> None:
     verbs = _parser()._subparsers._group_actions[0].choices.items()
     options = {name: set(verb._option_string_actions) for name, verb in verbs}
@@ -238,11 +272,87 @@ def test_a_server_leaves_the_model_where_its_engine_computes(accelerators, monke
     assert asked == ["mps", "cpu", "cpu"]
 
 
-def test_the_device_stands_anywhere_among_the_keys_of_a_recipe() -> None:
+def test_device_and_budget_stand_anywhere_among_the_keys_of_a_recipe() -> None:
     keys = ["a.yaml", "--seed", "2", "--data.train_files={en: a b, de: c}", "--training.trackers+", "x"]
+
+    def take(*words: str) -> tuple[Any, ...]:
+        options, others = inputs.take_device(words, "hf-vaswani distill")
+        return options.device, options.tokens_per_batch, others
+
     for place in range(len(keys) + 1):
         if place not in (2, 5):
-            found = inputs.take_device([*keys[:place], "--device", "cuda:1", *keys[place:]], "hf-vaswani distill")
-            assert found == ("cuda:1", keys)
-    assert inputs.take_device(keys, "hf-vaswani distill") == ("auto", keys)
-    assert inputs.take_device(["--device=cpu", *keys], "hf-vaswani distill") == ("cpu", keys)
+            assert take(*keys[:place], "--device", "cuda:1", *keys[place:]) == ("cuda:1", None, keys)
+            assert take(*keys[:place], "--tokens-per-batch", "9", *keys[place:]) == ("auto", 9, keys)
+    assert take(*keys) == ("auto", None, keys)
+    assert take("--device=cpu", "--tokens-per-batch=5", *keys) == ("cpu", 5, keys)
+    with pytest.raises(ValueError, match="--tokens-per-batch must be at least 1, but it is 0"):
+        take("--tokens-per-batch", "0")
+
+
+# ---- Budgets -----------------------------------------------------------------------------------------------------
+
+
+def test_every_verb_that_makes_batches_takes_their_size() -> None:
+    verbs = _parser()._subparsers._group_actions[0].choices.items()
+    options = {name: set(verb._option_string_actions) for name, verb in verbs}
+    found = {name for name, known in options.items() if "--tokens-per-batch" in known}
+    assert found == {"translate", "evaluate", "score", "align", "serve"}
+    # A page for one text at a time has no batches; other verbs read theirs among the keys of a recipe.
+    assert {name for name, known in options.items() if "--model" in known} - found == {"demo", "explore"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "module", "expected"),
+    [
+        (["translate"], batches, 77),
+        (["translate", "--n-best", "2"], batches, 77),
+        (["translate", "--alignment"], alignment, 77 * 1024),
+        (["evaluate", "--data"], batches, 77),
+        (["score"], batches, 77),
+        (["align"], alignment, 77 * 1024),
+        (["align", "--layer", "0"], alignment, 77 * 1024),
+    ],
+    ids=str,
+)
+def test_the_size_of_batches_is_the_one_that_is_given(
+    tiny_run, files, monkeypatch, capsys, verb, module, expected
+) -> None:
+    asked = []
+
+    def spy(lengths: list[int], most: int, *limits: int) -> list[list[int]]:
+        asked.append(most)
+        return length_groups(lengths, most, *limits)
+
+    monkeypatch.setattr(module, "length_groups", spy)
+    texts = files[:1] if verb[0] == "translate" else files
+    command = [*verb, *texts, "--model", str(tiny_run / "model")]
+    assert main([*command, "--tokens-per-batch", "77"]) == 0
+    assert set(asked) == {expected}
+    asked.clear()
+    assert main(command) == 0
+    assert set(asked) == {4096 * expected // 77}
+    assert main([*command, "--tokens-per-batch", "0"]) == 2
+    assert "--tokens-per-batch must be at least 1, but it is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["translate", "evaluate", "score", "align"])
+def test_a_device_for_larger_batches_takes_more_lines_at_a_time(tiny_run, files, monkeypatch, capsys, verb) -> None:
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 1)
+    monkeypatch.setattr(inputs, "PAIRS_AT_A_TIME", 1)
+    of_text = verb in ("translate", "evaluate")
+    module, name = (translation, "translate_corpus") if of_text else (batches, "log_probabilities")
+    if verb == "align":
+        module, name = alignment, "alignments"
+    compute, counts = getattr(module, name), []
+
+    def spy(model, tokenizer, sources, *more, **settings):
+        counts.append(len(sources))
+        return compute(model, tokenizer, sources, *more, **settings)
+
+    monkeypatch.setattr(module, name, spy)
+    command = [verb, *(["--data"] if verb == "evaluate" else []), *files[: 1 if verb == "translate" else 2]]
+    for times, expected in ((1, [1, 1, 1]), (2, [2, 1])):
+        monkeypatch.setitem(TIMES, "cpu", times)
+        counts.clear()
+        assert main([*command, "--model", str(tiny_run / "model")]) == 0
+        assert counts == expected

@@ -17,8 +17,9 @@ from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.data.tokenizer import load_tokenizer, train_tokenizer
 from hf_vaswani.files import digest, read_json
 from hf_vaswani.interruption import exclusive
+from hf_vaswani.model.sentences_vaswani import TIMES, length_groups
 from hf_vaswani.run_folder import read_recipe
-from hf_vaswani.translation import growing_file, lines
+from hf_vaswani.translation import batches, growing_file, lines
 from hf_vaswani.translation.shortlist import FILE
 
 from ..children import run_launched, run_python
@@ -69,6 +70,31 @@ def test_the_pairs_are_read_by_more_data(backtranslate, tmp_path, capsys) -> Non
     assert len(pairs) == 41 and pairs["target"][:2] == ["one one", "two three two three"]
     assert pairs["target"][20] == '"ten" two' and len(set(pairs["source"])) > 20
     assert main(backtranslate) == 0 and capsys.readouterr().out.startswith("Complete  ")
+
+
+def budgets_of(monkeypatch, command: list[str]) -> set[int]:
+    """Returns the token budgets of the batches that a command makes."""
+    asked: set[int] = set()
+
+    def spy(lengths: list[int], most: int, *limits: int) -> list[list[int]]:
+        asked.add(most)
+        return length_groups(lengths, most, *limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "length_groups", spy)
+        assert main(command) == 0
+    return asked
+
+
+def test_batches_and_blocks_of_the_pairs_are_those_of_the_device(backtranslate, tmp_path, monkeypatch) -> None:
+    assert budgets_of(monkeypatch, [*backtranslate, "--tokens-per-batch", "99"]) == {99}
+    record = tmp_path / "pairs.tsv.json"
+    assert growing_file.ITEMS not in read_json(record)
+    (tmp_path / "pairs.tsv").unlink()
+    record.unlink()
+    monkeypatch.setitem(TIMES, "cpu", 3)
+    assert budgets_of(monkeypatch, backtranslate) == {3 * 4096}
+    assert read_json(record)[growing_file.ITEMS] == 3 * growing_file.BLOCK
 
 
 def test_beams_and_seeds_and_the_text_make_other_pairs_and_are_refused(backtranslate, tmp_path, capsys) -> None:
@@ -156,6 +182,16 @@ def test_the_teacher_is_gone_when_the_student_is_trained(distill, backward, monk
     monkeypatch.setattr(recipes, "train_recipe", lambda _: alive.extend(bool(model()) for model in teachers))
     assert main([*distill, *backward]) == 0
     assert alive == [False, False]
+
+
+def test_batches_and_blocks_of_the_teacher_are_those_of_its_device(distill, backward, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(recipes, "train_recipe", lambda _: None)
+    monkeypatch.setitem(TIMES, "cpu", 3)
+    assert budgets_of(monkeypatch, [*distill, *backward, "--tokens-per-batch", "99"]) == {99}
+    for name in ("data.translations.jsonl.json", "data.chosen.tsv.json", "data.scored.tsv.json"):
+        assert read_json(tmp_path / "teacher" / name)[growing_file.ITEMS] == 3 * growing_file.BLOCK
+    shutil.rmtree(tmp_path / "teacher")
+    assert budgets_of(monkeypatch, [*distill, *backward]) == {3 * 4096}
 
 
 @pytest.mark.parametrize("with_checkpoints", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -286,6 +286,16 @@ def test_the_parent_of_workers_loads_no_model(teacher, monkeypatch, capsys, tmp_
     assert "config.json" in capsys.readouterr().err
 
 
+def test_a_batch_has_the_size_that_is_given(teacher) -> None:
+    options = ["serve", "--model", str(teacher), "--tokens-per-batch", "77"]
+    loaded = cli._load(str(teacher), _parser().parse_args(options))
+    assert loaded.limits(loaded.model, 4, 4)[:2] == (77, 77)
+    if importlib.util.find_spec("ctranslate2") is not None:
+        loaded = cli._load(str(teacher), _parser().parse_args([*options, "--engine", "ctranslate2", "--approximate"]))
+        assert loaded.engine.translator.tokens_per_batch == 77
+    assert main([*options[:-1], "0", "--port", "0"]) == 2
+
+
 def test_workers_share_the_processors(teacher, monkeypatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr("hf_vaswani.processes.processors", lambda: 6)

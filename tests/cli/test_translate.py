@@ -46,7 +46,7 @@ def test_lines_without_words_are_kept(teacher, monkeypatch, capsys, more) -> Non
 def test_a_byte_order_mark_is_skipped_and_num_beams_is_used(tiny_run, monkeypatch, capsys) -> None:
     seen = []
 
-    def spy(model, tokenizer, sentences):
+    def spy(model, tokenizer, sentences, _):
         seen.append((list(sentences), model.generation_config.num_beams))
         return ["two\nlines" for _ in sentences]
 

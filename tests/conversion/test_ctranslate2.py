@@ -1,8 +1,10 @@
 """CTranslate2 computes the same logits and translations, for every model that it supports."""
 
+import copy
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,3 +214,32 @@ def test_torch_keeps_its_threads(converted, threads) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_batches_are_those_of_the_device_within_its_memory(converted, monkeypatch) -> None:
+    model, ours, theirs, _ = converted
+    translator = Ctranslate2Translator(theirs, Loaded(model, AutoTokenizer.from_pretrained(ours), ours))
+    sizes = []
+
+    def translate_batch(sources, max_batch_size, **_):
+        sizes.append(max_batch_size)
+        return [SimpleNamespace(result=lambda: SimpleNamespace(hypotheses=[[]], scores=[0.0]))] * len(sources)
+
+    translator.translator = SimpleNamespace(translate_batch=translate_batch)
+    sources, settings = [[4] * 10] * 5000, copy.deepcopy(model.generation_config)
+    settings.num_beams = 2
+    memory = 128 * 2 * len(translator.tokens) * 300
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+    for device, given, expected in (
+        ("cpu", None, 4096),
+        ("cpu", 900, 900),
+        # 300 rows of 10 tokens.
+        ("cuda", None, 3000),
+        ("cuda", 900, 900),
+        ("mps", None, 16_384),
+    ):
+        translator.device, translator.tokens_per_batch = torch.device(device), given
+        sizes.clear()
+        translator.search(sources, settings)
+        assert sizes == [expected]
+    translator.search([], settings)

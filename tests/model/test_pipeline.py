@@ -681,6 +681,11 @@ def test_batches_of_very_different_lengths_are_translated_in_groups(
     assert max(rows * columns for rows, columns in shapes) <= 1024
     found = translator(texts, batch_size=64, num_beams=3, num_return_sequences=2)
     assert [len(each) for each in found] == [2] * len(texts)
+    asked: list[Any] = []
+    translator.limits = lambda *given: asked.append(given) or (4096, 1024, 7)
+    seen.clear()
+    assert translator(texts, batch_size=64) == expected
+    assert max(len(keywords["input_ids"]) for keywords in seen) == 7 and asked == [(model, 1, 4)]
     ids = translator(texts, batch_size=64, return_tensors=True)
     assert [translator.tokenizer.decode(each["translation_token_ids"], skip_special_tokens=True) for each in ids] == [
         "" if each == {"translation_text": "42"} else each["translation_text"] for each in expected

@@ -450,11 +450,12 @@ def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(leng
 
 
 def test_a_batch_is_larger_on_an_accelerator_and_smaller_with_more_beams() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cpu, cuda, other = (SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "mps"))
     most, padded = batch_limits(cpu, 1, usual=4)
     assert (most, padded) == batch_limits(cpu, 4, usual=4) == (4096, 1024)
     assert batch_limits(cpu, 8, usual=4) == (most // 2, padded // 2)
-    assert batch_limits(cuda, 1, usual=4) == (4 * most, 4 * padded)
+    assert batch_limits(cuda, 1, usual=4) == (8 * most, 8 * padded)
+    assert batch_limits(other, 1, usual=4) == (4 * most, 4 * padded)
 
 
 def test_splitting_loses_no_text() -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import torch
 
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
@@ -34,10 +35,10 @@ def make_pipeline(*pairs: tuple[str, str]) -> Any:
     return VaswaniTranslationPipeline(model, tokenizer)
 
 
-def model_of(*pairs: tuple[str, str]) -> Any:
+def model_of(*pairs: tuple[str, str], device: str = "cpu") -> Any:
     """Returns a pipeline that only knows what it translates."""
     config = SimpleNamespace(language_pairs=[list(pair) for pair in pairs])
-    return SimpleNamespace(model=SimpleNamespace(config=config), engine=None)
+    return SimpleNamespace(model=SimpleNamespace(config=config), engine=None, device=torch.device(device))
 
 
 def echo(kind: Any, texts: list[str]) -> list[list[str]]:

@@ -43,9 +43,9 @@ class Recorder:
         return [[text.upper(), kind] for text in texts]
 
 
-def recorded(max_waiting: int = 100, deadline: float | None = None) -> tuple[Recorder, Batcher]:
+def recorded(max_waiting: int = 100, deadline: float | None = None, times: int = 1) -> tuple[Recorder, Batcher]:
     recorder = Recorder()
-    recorder.batcher = batcher = Batcher(recorder, max_waiting, deadline=deadline)
+    recorder.batcher = batcher = Batcher(recorder, max_waiting, deadline=deadline, times=times)
     return recorder, batcher
 
 
@@ -114,6 +114,15 @@ async def test_batches_of_long_texts_are_small() -> None:
         text = letter * (MAX_BYTES // len(letter.encode()) // 2)
         await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
         assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
+
+
+@in_a_loop
+async def test_batches_are_larger_on_a_device_that_they_would_not_fill() -> None:
+    recorder, batcher = recorded(10_000, times=3)
+    await batcher.submit("k", ["a"] * 6 * MAX_TEXTS)
+    long = "x" * (MAX_BYTES // 2)
+    await batcher.submit("k", [long] * 12)
+    assert [len(texts) for _, texts in recorder.batches] == [3 * MAX_TEXTS] * 2 + [6] * 2
 
 
 @in_a_loop

@@ -1,6 +1,7 @@
 """The server's interface, which is LibreTranslate's."""
 
 import asyncio
+import copy
 import json
 import logging
 import threading
@@ -20,12 +21,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from hf_vaswani.serving import server as serving
-from hf_vaswani.serving.batcher import OverdueError
+from hf_vaswani.serving.batcher import MAX_TEXTS, OverdueError
 from hf_vaswani.serving.server import Limits, build_server
 from hf_vaswani.translation.alignment import ended_by
 
 from ..conftest import dear
-from .served import echo_app, make_pipeline
+from .served import echo_app, make_pipeline, model_of
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,22 @@ def test_alternatives_beside_an_engine(pipeline, teacher) -> None:
         answers = [ask(each, q="one two", alternatives=3).json() for each in (client, other)]
         assert answers[0] == answers[1] and len(answers[0]["alternatives"]) == 3
         assert client.app.state.batchers[0].translate.pipelines["one"].engine is not None
+
+
+def test_batches_are_those_of_the_device(pipeline, monkeypatch) -> None:
+    servers = [
+        build_server({"one": model_of(("en", "de")), "two": model_of(("de", "en"), device=device)})
+        for device in ("cpu", "cuda:1")
+    ]
+    sizes = [[each.max_texts for each in server.state.batchers] for server in servers]
+    assert sizes == [[MAX_TEXTS] * 2, [8 * MAX_TEXTS] * 2]
+
+
+def test_alternatives_have_the_limits_of_the_pipeline(pipeline) -> None:
+    with_engine = copy.copy(pipeline)
+    with_engine.engine, with_engine.limits = object(), lambda *_: (5, 5, 5)
+    found = serving.BatchTranslator({"one": with_engine}).for_alternatives["one"]
+    assert found.engine is None and found.limits is with_engine.limits
 
 
 def record_kinds(client: Any, monkeypatch: Any) -> list[Any]:

@@ -106,10 +106,11 @@ def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
 def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, monkeypatch) -> None:
     from hf_vaswani.training import validation
 
-    seen, translate = [], validation.translate_corpus
+    seen, budgets, translate = [], [], validation.translate_corpus
 
     def spy(*args, **kwargs):
         seen.append({key: kwargs.get(key) for key in ("num_beams", "length_penalty", "early_stopping")})
+        budgets.append(kwargs["tokens_per_batch"])
         return translate(*args, **kwargs)
 
     monkeypatch.setattr(validation, "translate_corpus", spy)
@@ -118,10 +119,12 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
     greedy = {"num_beams": 1, "length_penalty": None, "early_stopping": None}
     assert seen == [greedy, beam]
     # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
+    assert budgets == [None, None], "that of the device"
     search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=null"]
+    search += ["--evaluation.tokens_per_batch=512"]
     arguments = [*tiny_recipe(tiny_run.parent, scored=True, max_steps=1), *search]
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "greedy")]) == 0
-    assert seen[2:] == [beam | {"early_stopping": None}, greedy]
+    assert seen[2:] == [beam | {"early_stopping": None}, greedy] and budgets[2:] == [512, 512]
 
 
 # ---- Several sets ------------------------------------------------------------------------------------------------

@@ -1,9 +1,14 @@
 """A corpus translated in batches keeps its order and has the translations of single sentences."""
 
+import logging
+
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani.data.tokenizer import add_tags, load_tokenizer
+from hf_vaswani.model.sentences_vaswani import TIMES
+from hf_vaswani.translation import batches
 from hf_vaswani.translation.batches import log_probabilities, to_translate, translate_corpus, translate_n_best
 
 
@@ -99,3 +104,83 @@ def test_a_tag_alone_is_not_translated(translator) -> None:
     settings = {"min_new_tokens": 3, "max_new_tokens": 5}
     assert translate_corpus(model, tokenizer, ["", "<2de>", " <2de> ", "<2de> one"], **settings)[:3] == ["", "", ""]
     assert translate_n_best(model, tokenizer, ["<2de>"], 2, num_beams=2, **settings) == [[(0.0, ""), (0.0, "")]]
+
+
+# ---- Devices -----------------------------------------------------------------------------------------------------
+
+TEXT = ["one two three four"] * 9 + ["one two"] * 20 + ["nine"] * 30
+
+
+def shapes_of(model, monkeypatch, name: str, most_rows: float = float("inf")) -> list[tuple[int, ...]]:
+    """Returns the shapes of the sources that a method gets; it has memory for so many rows."""
+    compute, shapes = getattr(model, name), []
+
+    def spy(**inputs):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        if len(inputs["input_ids"]) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return compute(**inputs)
+
+    monkeypatch.setattr(model, name, spy)
+    return shapes
+
+
+def test_batches_fill_the_device_within_its_memory(translator, monkeypatch) -> None:
+    model, tokenizer = translator
+    shapes = shapes_of(model, monkeypatch, "generate")
+    expected = translate_corpus(model, tokenizer, TEXT, max_length=5, num_beams=2)
+    assert len(shapes) == 1, "on a CPU, 4,096 positions"
+    asked = []
+    monkeypatch.setitem(TIMES, "cpu", 1 / 16)
+    for rows in (None, 7):
+        monkeypatch.setattr(batches, "positions_at_once", lambda *given, rows=rows: asked.append(given) or rows)
+        shapes.clear()
+        assert translate_corpus(model, tokenizer, TEXT, max_length=5, num_beams=2) == expected
+        assert max(height * width for height, width in shapes) <= 256
+        assert (max(height for height, _ in shapes) > 7) == (rows is None)
+    size = model.config.vocab_size
+    assert asked == [(model.device, 2 * size)] * 2
+    asked.clear()
+    translate_n_best(model, tokenizer, TEXT[:1], 3, num_beams=4, ensemble=[model])
+    log_probabilities(model, tokenizer, TEXT[:1], ["eins"])
+    assert asked == [(model.device, 4 * 2 * size), (model.device, size)]
+
+
+def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(translator, monkeypatch, caplog) -> None:
+    model, tokenizer = translator
+    caplog.set_level(logging.WARNING)
+    freed = []
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: freed.append(True))
+    targets = [text.replace("one", "eins") for text in TEXT]
+    expected = (
+        translate_corpus(model, tokenizer, TEXT, max_length=5),
+        [each for each, _ in log_probabilities(model, tokenizer, TEXT, targets)],
+    )
+    for name, compute in (("generate", translate_corpus), ("forward", log_probabilities)):
+        batches.TOO_LARGE.clear()
+        caplog.clear()
+        freed.clear()
+        with monkeypatch.context() as patch:
+            shapes = shapes_of(model, patch, name, most_rows=8)
+            if name == "generate":
+                assert compute(model, tokenizer, TEXT, max_length=5) == expected[0]
+            else:
+                found = [each for each, _ in compute(model, tokenizer, TEXT, targets)]
+                assert found == pytest.approx(expected[1], abs=1e-4)
+            failed = [height for height, _ in shapes if height > 8]
+            assert sum(height for height, _ in shapes if height <= 8) == len(TEXT)
+            assert 0 < len(failed) == len(freed) and caplog.text.count("does not fit into the memory") == 1
+            # What is too large is known from then on.
+            shapes.clear()
+            compute(model, tokenizer, TEXT, *([targets] if name == "forward" else []))
+            assert len([height for height, _ in shapes if height > 8]) < len(failed)
+            assert caplog.text.count("does not fit into the memory") == 1
+
+
+def test_a_sentence_that_does_not_fit_into_the_memory_is_an_error(translator, monkeypatch) -> None:
+    model, tokenizer = translator
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    shapes = shapes_of(model, monkeypatch, "generate", most_rows=0)
+    with pytest.raises(torch.OutOfMemoryError):
+        translate_corpus(model, tokenizer, TEXT[:4])
+    assert [height for height, _ in shapes] == [4, 2, 1]

@@ -128,6 +128,32 @@ def test_each_item_is_worked_on_once_in_numbered_blocks(tmp_path) -> None:
     assert done == 8 and list(grow(Processes(), file, range(10), done, work)) == [2] and blocks == [(2, [8, 9])]
 
 
+@pytest.mark.parametrize(("begun", "now"), [(1, 3), (3, 1)])
+def test_a_file_goes_on_in_the_blocks_that_it_was_begun_with(tmp_path, begun, now) -> None:
+    """Also on a device that works on more or fewer items at a time: what is drawn in a block depends on its number."""
+
+    def work(block: int, items: list[int]) -> list[str]:
+        return [f"{item}\t{block}" for item in items]
+
+    whole = GrowingFile(tmp_path / "a.tsv", {}, "place", "ab", begun)
+    list(grow(Processes(), whole, range(40), whole.begin(), work))
+    file = GrowingFile(tmp_path / "b.tsv", {}, "place", "ab", begun)
+    assert next(grow(Processes(), file, range(40), file.begin(), work)) == 4 * begun
+    assert json.loads(file.record.read_text()) == ({} if begun == 1 else {growing_file.ITEMS: 12})
+    again = GrowingFile(tmp_path / "b.tsv", {}, "place", "ab", now)
+    done = again.begin()
+    assert done == 4 * begun
+    list(grow(Processes(), again, range(40), done, work))
+    assert again.partial.read_bytes() == whole.partial.read_bytes()
+    again.finish()
+    assert GrowingFile(tmp_path / "b.tsv", {}, "place", "ab", now).begin() is None
+    again.partial.write_bytes(again.path.read_bytes())
+    again.path.unlink()
+    again.record.write_text(json.dumps({growing_file.ITEMS: "many"}))
+    with pytest.raises(ValueError, match="b.tsv.json has items_of_a_block 'many', but it must be a whole number"):
+        GrowingFile(tmp_path / "b.tsv", {}, "place", "ab", now).begin()
+
+
 def test_skipping_lines_needs_as_many() -> None:
     assert list(skip_lines(iter(["a", "b", "c"]), 2)) == ["c"]
     assert list(skip_lines(iter(["a"]), 1)) == []

@@ -1,0 +1,64 @@
+"""How much text a device works on at a time. A CPU takes a few thousand tokens, which would leave a GPU idle."""
+
+from typing import Any
+
+import torch
+
+from ..model.sentences_vaswani import MAX_POSITIONS, TIMES, TIMES_ON_OTHERS, batch_limits
+
+# Part of the memory of an accelerator for the logits of a step, each of 16 bytes with its copies in float32: the
+# log-probabilities, the scores of the candidates, and what sorts them.
+SHARE_OF_LOGITS, BYTES_OF_A_LOGIT = 8, 16
+# For a device that does not say how much memory it has.
+USUAL_MEMORY = 2**33
+
+
+def times_on(device: torch.device) -> int:
+    """Returns how many times as much text as on a CPU is worked on at a time: enough to fill the device."""
+    return TIMES.get(device.type, TIMES_ON_OTHERS)
+
+
+def tokens_on(device: torch.device) -> int:
+    """Returns the token budget of a batch: rows times longest source."""
+    return MAX_POSITIONS * times_on(device)
+
+
+def positions_at_once(device: torch.device, logits: int) -> int | None:
+    """
+    Returns the most positions whose logits an accelerator holds at a time. It depends on the size of the memory alone,
+    not on what is free of it: the same text has the same batches.
+
+    Args:
+        device (`torch.device`): the device.
+        logits (`int`): how many each position has: the size of the vocabulary, for each beam of a search.
+
+    Returns:
+        `int`, or `None` on a CPU, whose memory is that of the machine.
+    """
+    if device.type == "cpu":
+        return None
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else USUAL_MEMORY
+    return max(1, memory // (SHARE_OF_LOGITS * BYTES_OF_A_LOGIT * logits))
+
+
+def vocab_size(model: Any) -> int:
+    """Returns the number of logits that a model computes for a position."""
+    return getattr(model.config, "vocab_size", None) or len(model.get_output_embeddings().weight)
+
+
+def search_limits(
+    model: Any, num_beams: int, usual: int, tokens_per_batch: int | None = None
+) -> tuple[int, int, int | None]:
+    """
+    Returns the limits of a batch of a pipeline, as [`length_groups`] takes them: those of [`batch_limits`], and the
+    most rows whose logits the device holds.
+
+    Args:
+        model ([`PreTrainedModel`]): the model.
+        num_beams (`int`), usual (`int`): beam size of the search, and that of most searches.
+        tokens_per_batch (`int`, *optional*): most positions, in place of those of the device.
+    """
+    most, padded = batch_limits(model, num_beams, usual)
+    if tokens_per_batch is not None:
+        most, padded = tokens_per_batch, min(padded, tokens_per_batch)
+    return most, padded, positions_at_once(model.device, num_beams * vocab_size(model))

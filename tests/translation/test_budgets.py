@@ -1,0 +1,63 @@
+"""Batches are as large as the device needs, and no larger than its memory allows."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.model.sentences_vaswani import batch_limits
+from hf_vaswani.translation.budgets import positions_at_once, search_limits, times_on, tokens_on, vocab_size
+
+from ..networks import tiny_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Gives all GPUs so much memory."""
+
+    def give(total: int) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+
+    return give
+
+
+def test_a_gpu_works_on_more_text_than_a_cpu() -> None:
+    assert (times_on(CPU), tokens_on(CPU)) == (1, 4096)
+    assert (times_on(GPU), tokens_on(GPU)) == (8, 32_768)
+    assert tokens_on(CPU) < tokens_on(torch.device("mps")) < tokens_on(GPU)
+
+
+@pytest.mark.parametrize(
+    ("total", "logits"), [(80 * 2**30, 4 * 37_000), (8 * 2**30, 4 * 37_000), (2**30, 12 * 250_000)]
+)
+def test_the_logits_of_a_step_take_a_part_of_the_memory(memory, total, logits) -> None:
+    memory(total)
+    rows = positions_at_once(GPU, logits)
+    assert rows is not None
+    # Four copies in float32.
+    assert rows * logits * 16 <= total // 8 < (rows + 1) * logits * 16
+    assert positions_at_once(CPU, logits) is None
+    assert positions_at_once(torch.device("xpu"), 40) is not None
+    memory(1)
+    assert positions_at_once(GPU, logits) == 1
+
+
+def test_pipelines_have_the_limits_of_the_device_and_its_memory(memory) -> None:
+    memory(2**20)
+    config = SimpleNamespace(vocab_size=100)
+    cpu, gpu = (SimpleNamespace(device=device, config=config) for device in (CPU, GPU))
+    assert search_limits(cpu, 8, 4) == (*batch_limits(cpu, 8, 4), None) == (2048, 512, None)
+    assert search_limits(gpu, 4, 4) == (8 * 4096, 8 * 1024, 2**20 // 128 // 400)
+    assert search_limits(gpu, 1, 4, 2000) == (2000, 2000, 2**20 // 128 // 100)
+    assert search_limits(gpu, 1, 4, 10_000) == (10_000, 8 * 1024, 2**20 // 128 // 100)
+    assert VaswaniTranslationPipeline.limits is search_limits
+
+
+def test_the_size_of_the_vocabulary_is_that_of_the_model() -> None:
+    model = tiny_model(vocab_size=44)
+    assert vocab_size(model) == 44
+    other = SimpleNamespace(config=SimpleNamespace(), get_output_embeddings=model.get_output_embeddings)
+    assert vocab_size(other) == 44
