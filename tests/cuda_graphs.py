@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hf_vaswani.captured import CapturedStep
-from hf_vaswani.training import update
+from hf_vaswani.model import modeling_vaswani
+from hf_vaswani.training import consistency, update
 
 # Operators that a GPU cannot capture, because Python waits for their result.
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "equal"}
@@ -115,18 +116,26 @@ def graphs_on_the_cpu() -> Iterator[type[Graph]]:
     made |= dict.fromkeys(("stream", "device"), lambda _: nullcontext())
     made |= {"is_current_stream_capturing": lambda: any(each.recorder.is_recording for each in Graph.made)}
     made |= {"current_stream": lambda _=None: current[0], "set_stream": lambda stream: current.__setitem__(0, stream)}
-    with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []):
+    made["graph_pool_handle"] = lambda: None
+    pinned = patch.object(torch.Tensor, "pin_memory", lambda self: self)
+    with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []), pinned:
         yield Graph
 
 
-def updates_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets trainings on the CPU make their updates as on a GPU, by [`graphs_on_the_cpu`]."""
+def updates_of_a_gpu(monkeypatch: pytest.MonkeyPatch, passes: bool = True) -> None:
+    """
+    Lets trainings on the CPU make their updates as on a GPU, by [`graphs_on_the_cpu`]; `passes` says whether their
+    passes are captured, too.
+    """
     build = update.Updater.__init__
 
     def ahead(self: update.Updater, *arguments: Any, **keywords: Any) -> None:
         build(self, *arguments, **keywords)
-        self.runs_ahead = True
+        self.runs_ahead, self.reads_no_mask, self.captures_passes = True, True, passes
 
     monkeypatch.setattr(update.Updater, "__init__", ahead)
     cuda = torch.device("cuda")
-    monkeypatch.setattr(update, "CapturedStep", lambda step, _, name: CapturedStep(step, cuda, name))
+    monkeypatch.setattr(update, "CapturedStep", lambda step, _, *more: CapturedStep(step, cuda, *more))
+    monkeypatch.setattr(consistency, "selects_labels", lambda _: False)
+    # Ids are checked on a CPU only.
+    monkeypatch.setattr(modeling_vaswani, "check_ids", lambda *_, **__: None)

@@ -17,13 +17,13 @@ from hf_vaswani.interruption import Interruption
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.model.modeling_vaswani import VaswaniEncoder
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
-from hf_vaswani.training import consistency
 from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer
 from hf_vaswani.training.update import Updater
 from hf_vaswani.translation.alignment import alignments
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus
 
+from .cuda_graphs import updates_of_a_gpu
 from .networks import batch, tiny_model, with_labels
 
 # Of a translation.
@@ -182,18 +182,17 @@ def test_an_update_of_a_gpu_stops_for_nothing_but_its_outcome(
     monkeypatch, cuda_graphs, optimizer, training, unchecked
 ) -> None:
     """Which is one tensor, and read when the next update is under way."""
-    monkeypatch.setattr(consistency, "selects_labels", lambda _: False)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    updates_of_a_gpu(monkeypatch)
     model, recipe, accelerator = tiny_model().train(), TrainingRecipe(optimizer=optimizer, **training), Accelerator()
     average = AveragedModel(model) if recipe.ema_decay else None
     wrapped, prepared = accelerator.prepare(model, build_optimizer(optimizer, model.named_parameters()))
     updater, passes = Updater(accelerator, wrapped, prepared, recipe, average), TwoPasses(recipe, 1, model)
-    updater.runs_ahead = True
-    for is_first in (True, False):
-        # Made on the host.
-        batches = [updater._ready(passes(with_labels(), torch.arange(3), 1)) for _ in range(2)]
+    # What is made on the host.
+    ready = [updater._ready(passes(with_labels(), torch.arange(3), 1)) for _ in range(2)]
+    monkeypatch.setattr(updater, "_ready", lambda batch: batch)
+    for number in range(6):
         with Stops() as stops, passes.loss():
-            launched = updater(batches, Interruption(), is_first=is_first)
+            launched = updater(ready, Interruption(), is_first=number == 0)
         assert not stops.counts
         with Stops() as stops:
             assert launched.outcome().finite

@@ -1,8 +1,10 @@
 """One update: the passes over its batches, and the optimizer's step, for which a GPU need not wait for the host."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,10 @@ from ..recipe import TrainingRecipe
 with extra("train"):
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
+
+
+# Shapes of batches whose graphs are kept, the last ones that occurred.
+MAX_SHAPES = 64
 
 
 class Outcome(NamedTuple):
@@ -72,7 +78,8 @@ class Updater:
 
     On a GPU, the device decides whether an update is skipped, and what follows the backward pass is a CUDA graph: the
     host never waits, and may read the outcome while the next update is computed. With float16, whose scaler reads from
-    the device, and with FSDP, the host decides, as it does on other devices.
+    the device, and with FSDP, the host decides, as it does on other devices. In a single process, the passes of a
+    model of both stacks over batches of one shape are a graph, too.
 
     Args:
         accelerator (`accelerate.Accelerator`), model (`torch.nn.Module`), optimizer (`torch.optim.Optimizer`): as
@@ -98,10 +105,20 @@ class Updater:
         if training.label_smoothing_over == "all":
             size = plain.config.num_labels if isinstance(plain, VaswaniClassifier) else plain.config.vocab_size
             self.epsilon = _epsilon_without_target(self.epsilon, size)
-        # What the captured step reads and writes.
+        # Others read from the device whether there is padding.
+        self.reads_no_mask = (
+            isinstance(plain, VaswaniForConditionalGeneration) and plain.config._attn_implementation == "sdpa"
+        )
+        # A compiler makes graphs itself, and checkpointing looks at the state of the random numbers.
+        is_alone = not (training.compile or training.gradient_checkpointing) and accelerator.num_processes == 1
+        self.captures_passes = self.runs_ahead and self.reads_no_mask and is_alone
+        # What captured steps read and write.
         self.loss, self.norm, self.skipped = (torch.zeros((), device=device) for _ in range(3))
+        self.tokens, self.texts = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
-        self.places: list[int] = []  # of the gradients, when the step was captured
+        self.places: list[int] = []  # of the gradients, when steps were captured
+        self.pool = torch.cuda.graph_pool_handle() if self.captures_passes else None
+        self.graphs = OrderedDict[Any, tuple[dict[str, torch.Tensor], CapturedStep]]()  # by the shapes of a batch
 
     def __call__(
         self, batches: list[dict[str, Any]], interruption: Interruption, save: bool = False, is_first: bool = False
@@ -115,6 +132,8 @@ class Updater:
             save (`bool`): whether this process asks all processes for a checkpoint.
             is_first (`bool`): whether it is the first update of the run: the average starts as a copy of its weights.
         """
+        if self.runs_ahead and self._places() != self.places:
+            self.graphs.clear()
         loss, tokens = self._gradients(batches)
         asked = [loss.new_full((1,), float(each)) for each in (interruption.signal is not None, save)]
         loss, *asked = self.accelerator.reduce(torch.cat([loss[None], *asked]), "sum")
@@ -129,34 +148,54 @@ class Updater:
     def _gradients(self, batches: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds up the gradients of this process; returns its share of the loss, and the tokens of all processes."""
         accelerator, device = self.accelerator, self.accelerator.device
-        if device.type == "cuda":
+        if self.runs_ahead:
             batches = [self._ready(batch) for batch in batches]
-        batches = send_to_device(batches, device, non_blocking=device.type == "cuda")
+        batches = send_to_device(batches, device, non_blocking=self.runs_ahead)
         # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would
         # weigh more than one of a large batch. The same holds for the texts of a second objective.
         names = ("labels", "next_sentence_label")
         counts = [_count_labels([batch[name] for batch in batches if name in batch], device) for name in names]
         tokens, texts = accelerator.reduce(torch.stack(counts), "sum")
-        loss = torch.zeros((), device=device)
+        self.loss.zero_()
+        self.tokens.copy_(tokens)
+        self.texts.copy_(texts)
         for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
             with accelerator.no_sync(self.model) if left else nullcontext():
-                more = {"num_texts_in_batch": texts} if "next_sentence_label" in batch else {}
-                more |= {"epsilon_ls": self.epsilon, "num_items_in_batch": tokens, "loss_only": True}
-                share = self.model(**batch, **more).loss
-                # Gradients are averaged over the processes, but each process has its share of one sum.
-                accelerator.backward(share * accelerator.num_processes)
-            loss += share.detach()
-        return loss, tokens
+                self._replay(batch) if self.captures_passes else self._pass(batch)
+        return self.loss.clone(), tokens
+
+    def _pass(self, batch: dict[str, torch.Tensor]) -> None:
+        """Adds the gradients and the loss of a batch to those of the update."""
+        more: dict[str, Any] = {"num_texts_in_batch": self.texts} if "next_sentence_label" in batch else {}
+        more |= {"epsilon_ls": self.epsilon, "num_items_in_batch": self.tokens, "loss_only": True}
+        share = self.model(**batch, **more).loss
+        # Gradients are averaged over the processes, but each process has its share of one sum.
+        self.accelerator.backward(share * self.accelerator.num_processes)
+        self.loss += share.detach()
+
+    def _replay(self, batch: dict[str, torch.Tensor]) -> None:
+        """Makes the passes of a batch by the graph of its shape."""
+        key = tuple((name, part.shape) for name, part in batch.items())
+        if key not in self.graphs:
+            inputs = {name: torch.empty_like(part) for name, part in batch.items()}
+            step = CapturedStep(partial(self._pass, inputs), self.accelerator.device, "A pass", self.pool)
+            self.graphs[key] = inputs, step
+            if len(self.graphs) > MAX_SHAPES:
+                self.graphs.popitem(last=False)
+        self.graphs.move_to_end(key)
+        inputs, step = self.graphs[key]
+        for name, part in batch.items():
+            inputs[name].copy_(part)
+        step()
+        # What fails for one shape fails for all.
+        self.captures_passes = not step.is_eager
 
     def _ready(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
         Makes a batch ready for a copy that nobody waits for, and its mask such that transformers need not read from
         the GPU whether there is padding.
         """
-        if (
-            isinstance(self.plain, VaswaniForConditionalGeneration)
-            and self.plain.config._attn_implementation == "sdpa"
-        ):
+        if self.reads_no_mask:
             mask = batch.pop("attention_mask") != 0
             if not mask.all():
                 batch["attention_mask"] = mask[:, None, None]
@@ -186,8 +225,7 @@ class Updater:
 
     def _step_on_device(self, loss: torch.Tensor, is_first: bool) -> None:
         """Makes the step, captured for as long as the gradients stay where they are."""
-        places = [0 if each.grad is None else each.grad.data_ptr() for each in self.plain.parameters()]
-        if places != self.places:
+        if (places := self._places()) != self.places:
             self.places = places
             self.captured = CapturedStep(self._finish, self.accelerator.device, "The optimizer's step")
         self.loss.copy_(loss)
@@ -198,6 +236,10 @@ class Updater:
             copies = zip(self.average.parameters(), self.plain.parameters(), strict=True)
             for averaged, weight in copies:
                 averaged.data.copy_(weight.data)
+
+    def _places(self) -> list[int]:
+        """Returns the addresses of the gradients."""
+        return [0 if each.grad is None else each.grad.data_ptr() for each in self.plain.parameters()]
 
     @torch.no_grad()
     def _finish(self) -> None:

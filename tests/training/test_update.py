@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hf_vaswani.interruption import Interruption
-from hf_vaswani.recipe import TrainingRecipe
+from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import optimization
+from hf_vaswani.training import update as update_module
+from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer, build_schedule, noam
 from hf_vaswani.training.update import Outcome, Updater, _count_labels
 
@@ -184,15 +187,11 @@ def trained(optimizer: str, runs_ahead: bool, updates: int, average: float | Non
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(average)) if average else None
     updater = Updater(accelerator, wrapped, prepared, recipe, ema)
     updater.runs_ahead = runs_ahead
-    outcomes = []
+    outcomes, factor = [], torch.ones(())
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits * factor)
     for number in range(updates):
-        data = networks.with_labels()
-        hook = (
-            model.lm_head.register_forward_hook(lambda _, __, logits: logits * math.inf) if number % 10 == 3 else None
-        )
-        launched = updater([data, data], Interruption(), is_first=number == 0)
-        if hook is not None:
-            hook.remove()
+        factor.fill_(math.inf if number % 10 == 3 else 1.0)
+        launched = updater([networks.with_labels() for _ in range(2)], Interruption(), is_first=number == 0)
         schedule.step()
         outcomes.append(launched.outcome())
     return updater, outcomes, [each.detach() for each in (ema or model).parameters()], built.state_dict()
@@ -206,12 +205,13 @@ def test_the_device_makes_the_steps_that_the_host_makes(
 ) -> None:
     # In bfloat16, the last digit of a rate would be many of an update.
     monkeypatch.setattr(optimization, "has_bfloat16", lambda _: False)
-    if captured:
-        updates_of_a_gpu(monkeypatch)
     settings = {"updates": 16, "average": average, "clip_norm": 1.0}
     _, expected, weights, state = trained(optimizer, False, **settings)
+    if captured:
+        updates_of_a_gpu(monkeypatch)
     _, found, other_weights, other_state = trained(optimizer, True, **settings)
-    assert [graph.replays for graph in cuda_graphs.made] == ([16 - 2] if captured else [])
+    # Of the passes of two batches of one shape, and of the step.
+    assert [graph.replays for graph in cuda_graphs.made] == ([2 * 16 - 2, 16 - 2] if captured else [])
     assert [each.finite for each in found] == [number % 10 != 3 for number in range(16)]
     for one, other in zip(expected, found, strict=True):
         assert one[1] == other[1] and one[3:] == other[3:]
@@ -255,14 +255,15 @@ def test_the_state_of_a_captured_step_has_numbers(monkeypatch, cuda_graphs) -> N
 
 def test_gradients_that_move_are_captured_again(monkeypatch, cuda_graphs) -> None:
     updates_of_a_gpu(monkeypatch)
-    updater, *_ = trained("adam", True, 4)
+    updater, *_ = trained("adam", True, 3)
+    before = len(cuda_graphs.made)
     for parameter in updater.plain.parameters():
         parameter.grad = None
-    before = [each.detach().clone() for each in updater.plain.parameters()]
     for _ in range(4):
+        weights = [each.detach().clone() for each in updater.plain.parameters()]
         assert updater([networks.with_labels()], Interruption()).outcome().finite
-    assert [graph.replays for graph in cuda_graphs.made] == [2, 2]
-    assert any(not torch.equal(old, new) for old, new in zip(before, updater.plain.parameters(), strict=True))
+        assert any(not torch.equal(old, new) for old, new in zip(weights, updater.plain.parameters(), strict=True))
+    assert [graph.replays for graph in cuda_graphs.made[before:]] == [2, 2]
 
 
 def test_a_batch_for_a_gpu_tells_where_padding_is(monkeypatch) -> None:
@@ -277,3 +278,63 @@ def test_a_batch_for_a_gpu_tells_where_padding_is(monkeypatch) -> None:
     for data in (padded, whole):
         expected, found = model(**data), model(**updater._ready(dict(data)))
         torch.testing.assert_close(found.logits, expected.logits)
+
+
+def of_shapes(updater: Updater, passes: TwoPasses, shapes: list[tuple[int, int]]) -> list[Outcome]:
+    """Makes an update of each two shapes, with other tokens each."""
+    outcomes, generator = [], torch.Generator().manual_seed(3)
+    for number, (first, second) in enumerate(pairwise([*shapes, shapes[0]])):
+        batches = []
+        for rows, width in (first, second):
+            ids = torch.randint(4, 40, (2, rows, width), generator=generator)
+            mask = torch.ones_like(ids[0])
+            mask[0, 3:] = ids[0, 0, 3:] = 0
+            ids[1, -1, 2:] = -100
+            batch = {"input_ids": ids[0], "attention_mask": mask, "labels": ids[1]}
+            batches.append(passes(batch, torch.arange(rows), number))
+        with passes.loss():
+            outcomes.append(updater(batches, Interruption(), is_first=number == 0).outcome())
+    return outcomes
+
+
+@pytest.mark.parametrize("training", [{}, {"r_drop": RDropRecipe()}, {"simcut": SimCutRecipe(p=0.3)}], ids=str)
+def test_passes_are_captured_by_the_shapes_of_batches(monkeypatch, cuda_graphs, training) -> None:
+    """The third time that a shape occurs; the same numbers come out."""
+    shapes, found = [(2, 8), (3, 8), (2, 8), (2, 16), (3, 8)] * 4, []
+    for captured in (False, True):
+        if captured:
+            updates_of_a_gpu(monkeypatch)
+        model = tiny_model(dropout=0)
+        recipe, accelerator = TrainingRecipe(clip_norm=1.0, **training), Accelerator()
+        built = build_optimizer("adam", model.named_parameters(), learning_rate=1e-3)
+        updater = Updater(accelerator, *accelerator.prepare(model, built), recipe)
+        found.append((of_shapes(updater, TwoPasses(recipe, 1, model), shapes), list(model.parameters())))
+    assert updater.captures_passes and len(updater.graphs) == 3
+    # Each shape occurs twice without its graph.
+    assert sorted(graph.replays for graph in cuda_graphs.made) == [6, 14, 14, 18]
+    for one, other in zip(*(outcomes for outcomes, _ in found), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], atol=1e-5, rtol=1e-3)
+
+
+def test_the_graphs_of_the_last_shapes_are_kept(monkeypatch, cuda_graphs) -> None:
+    monkeypatch.setattr(update_module, "MAX_SHAPES", 2)
+    updates_of_a_gpu(monkeypatch)
+    model, recipe = tiny_model(dropout=0), TrainingRecipe()
+    built = build_optimizer("adam", model.named_parameters(), learning_rate=1e-3)
+    updater = Updater(Accelerator(), *Accelerator().prepare(model, built), recipe)
+    of_shapes(updater, TwoPasses(recipe, 1, model), [(2, 8), (3, 8), (2, 8), (4, 8), (2, 8)])
+    assert [dict(key)["labels"] for key in updater.graphs] == [(4, 8), (2, 8)]
+
+
+def test_passes_that_cannot_be_captured_are_not_tried_again(monkeypatch, cuda_graphs, caplog) -> None:
+    """Here, because a hook reads from the GPU. All then run as they are."""
+    updates_of_a_gpu(monkeypatch)
+    model, recipe = tiny_model(dropout=0), TrainingRecipe()
+    model.model.encoder.register_forward_hook(lambda _, __, output: output[0].sum().item() and None)
+    built = build_optimizer("adam", model.named_parameters(), learning_rate=1e-3)
+    updater = Updater(Accelerator(), *Accelerator().prepare(model, built), recipe)
+    outcomes = of_shapes(updater, TwoPasses(recipe, 1, model), [(2, 8), (3, 8)] * 6)
+    assert all(each.finite for each in outcomes) and not updater.captures_passes
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("A pass runs without a CUDA graph, because its capture failed: operation not permitted")
