@@ -39,6 +39,10 @@ TRANSLATION_TIMEOUT = timedelta(days=7)
 
 # The store of process 0, which lives as long as the process.
 _stores: list[Any] = []
+# The device that this process got when it joined the others of its launch.
+_devices: list[torch.device] = []
+# Set by `accelerate launch --cpu`.
+USE_CPU = "ACCELERATE_USE_CPU"
 
 
 class Launch(Protocol):
@@ -71,13 +75,14 @@ def join_process_group(timeout: timedelta) -> "PartialState":
 
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched == 1:
-        return PartialState(timeout=RENDEZVOUS_TIMEOUT)
+        return PartialState(cpu=_is_set(USE_CPU), timeout=RENDEZVOUS_TIMEOUT)
+    on_cpu = _computes_on_cpu()
     end_with_launcher()
     atexit.register(close_process_group)
     try:
         use_own_store()
         # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
-        state = PartialState(cpu=_computes_on_cpu(), timeout=RENDEZVOUS_TIMEOUT)
+        state = PartialState(cpu=on_cpu, timeout=RENDEZVOUS_TIMEOUT)
         state.wait_for_everyone()
     # gloo has no error class of its own.
     except RuntimeError as error:
@@ -90,14 +95,56 @@ def join_process_group(timeout: timedelta) -> "PartialState":
     if state.num_processes != launched:
         raise ValueError(
             f"{launched} processes were launched, but Accelerate sees {state.num_processes}: each would do the whole "
-            "work alone."
+            f"work alone. Start one process, or set {USE_CPU}=true."
         )
+    _devices[:] = [state.device]
     # Imported here, because most launches are of one process.
     from torch.distributed import distributed_c10d
 
     distributed_c10d._set_pg_timeout(timeout)
     distributed_c10d._get_default_store().set_timeout(timeout)
     return state
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("1", "true", "yes", "on")
+
+
+def launched_here() -> int:
+    """Returns the number of processes of this launch on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def own_device() -> torch.device:
+    """
+    Returns where this process computes: on the device of its launch, if it has joined one; else on the accelerator of
+    this machine, or on the CPU if there is none, or `accelerate launch --cpu` says so.
+    """
+    if _devices:
+        return _devices[0]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if accelerator is None or _is_set(USE_CPU) else accelerator
+
+
+def _computes_on_cpu() -> bool:
+    """
+    Returns whether the processes of a launch compute on the CPU: the user or the machine wants it, or the accelerator
+    is Apple's MPS, on which several processes cannot exchange anything.
+
+    Raises:
+        ValueError: two processes of this machine would have one accelerator, on which they cannot meet, either.
+    """
+    device = own_device()
+    if device.type == "mps":
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            logging.getLogger(__name__).warning("Several processes cannot meet on MPS: they compute on the CPU")
+        return True
+    if device.type != "cpu" and (here := launched_here()) > (count := torch.accelerator.device_count()):
+        raise ValueError(
+            f"{here} processes were launched on this machine, but each needs a device of its own, and torch finds "
+            f"{count} of the kind {device.type}: launch {count}, or set {USE_CPU}=true to compute on the CPU."
+        )
+    return device.type == "cpu"
 
 
 def close_process_group() -> None:
@@ -284,7 +331,7 @@ def build_accelerator(
     if precision == "auto":
         precision = on_main_process(state, choose_precision, state.device)
     accelerator = Accelerator(
-        cpu=state.num_processes > 1 and state.device.type == "cpu",
+        cpu=(state.num_processes > 1 or _is_set(USE_CPU)) and state.device.type == "cpu",
         mixed_precision=precision,
         log_with=training.trackers or None,
         # One graph for all lengths: compiled for each of them, it would never stop compiling.
@@ -322,7 +369,7 @@ OTHER_LAUNCHES = {
 
 def _check_launch_type() -> None:
     for variable, name in OTHER_LAUNCHES.items():
-        if os.environ.get(variable, "false").lower() in ("1", "true", "yes", "on"):
+        if _is_set(variable):
             raise ValueError(_refusal(name))
 
 
@@ -333,27 +380,13 @@ def _refusal(kind: str) -> str:
     )
 
 
-def _computes_on_cpu() -> bool:
-    """
-    Returns whether the processes of a launch compute on the CPU: there is no accelerator, or it is Apple's MPS, on
-    which several processes cannot exchange anything.
-    """
-    if not torch.accelerator.is_available():
-        return True
-    kind = torch.accelerator.current_accelerator()
-    if kind is None or kind.type != "mps":
-        return False
-    logging.getLogger(__name__).warning("Several processes cannot meet on MPS: they compute on the CPU")
-    return True
-
-
 def _check_precision(training: "TrainingRecipe") -> None:
     precision = training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision not in (None, "no", "bf16", "fp16", "auto"):
         raise ValueError(
             f"The precision of accelerate launch (--mixed_precision) must be no, bf16 or fp16, but it is {precision}."
         )
-    if precision == "fp16" and not torch.accelerator.is_available():
+    if precision == "fp16" and own_device().type == "cpu":
         raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
 
 
@@ -378,7 +411,7 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
 
 def threads_of_a_process() -> int:
     """Returns the share of a process in the processors; `accelerate launch` would give it a single thread."""
-    return max(1, processors() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, processors() // launched_here())
 
 
 def processors() -> int:

@@ -12,9 +12,10 @@ import signal
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,6 +142,24 @@ def steps_by(request: pytest.FixtureRequest) -> str:
         updates_of_a_gpu(request.getfixturevalue("monkeypatch"), passes=False)
         request.getfixturevalue("cuda_graphs")
     return request.param
+
+
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this machine one with accelerators, as torch sees it; of which kind and how many, it is told."""
+
+    def make(kind: str | None, count: int = 1) -> None:
+        import torch
+
+        # Torch knows `npu` once its package is there.
+        found = None if kind is None else SimpleNamespace(type=kind) if kind == "npu" else torch.device(kind)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        if importlib.util.find_spec("ctranslate2") is not None:
+            monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: count if kind == "cuda" else 0)
+
+    return make
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -208,18 +209,28 @@ def test_other_launches_are_refused_by_name(tiny, monkeypatch, variable, value, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "on_cpu"), [(None, True), ("cuda", False), ("xpu", False), ("npu", False), ("mps", True)]
+    ("kind", "asked", "on_cpu"),
+    [
+        (None, "", True),
+        ("cuda", "", False),
+        ("cuda", "true", True),
+        ("xpu", "", False),
+        ("npu", "", False),
+        ("mps", "", True),
+    ],
 )
-def test_several_processes_compute_on_whatever_the_machine_has(tiny, monkeypatch, kind, on_cpu) -> None:
+def test_several_processes_compute_on_whatever_the_machine_has(
+    tiny, monkeypatch, caplog, accelerators, kind, asked, on_cpu
+) -> None:
     """And they are refused if Accelerate does not see them: each would train a model of its own in one folder."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    device = None if kind is None else SimpleNamespace(type=kind)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: device)
-    asked = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
+    accelerators(kind, 2)
+    found = []
 
     def alone(cpu: bool, **_: object) -> SimpleNamespace:
-        asked.append(cpu)
+        found.append(cpu)
         return SimpleNamespace(num_processes=1, process_index=0, wait_for_everyone=lambda: None)
 
     monkeypatch.setattr("accelerate.PartialState", alone)
@@ -227,7 +238,49 @@ def test_several_processes_compute_on_whatever_the_machine_has(tiny, monkeypatch
     for join in (lambda: build_accelerator(tiny, "run", str), Processes):
         with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
             join()
-    assert asked == [on_cpu] * 2
+    assert found == [on_cpu] * 2
+    assert ("Several processes cannot meet on MPS" in caplog.text) == (kind == "mps")
+    caplog.clear()
+    # One of them says it.
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="2 processes were launched"):
+        Processes()
+    assert "MPS" not in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 1), ("xpu", 3)])
+def test_two_processes_do_not_meet_on_one_device(tiny, monkeypatch, accelerators, kind, count) -> None:
+    """Accelerate gives a device to several, which wait for each other without end, or fail in the network's words."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    accelerators(kind, count)
+    words = f"4 processes were launched on this machine, .* torch finds {count} of the kind {kind}: launch {count}, or"
+    for join in (lambda: build_accelerator(tiny, "run", str), Processes):
+        with pytest.raises(ValueError, match=words):
+            join()
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cuda", "cpu"), (None, "cpu")])
+def test_a_training_that_is_to_use_the_cpu_does(tiny, monkeypatch, accelerators, kind, expected) -> None:
+    """With `accelerate launch --cpu`, also on a machine with a GPU."""
+    accelerators(kind)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    asked = []
+
+    class StoppedError(Exception):
+        pass
+
+    def start(**settings: Any) -> Any:
+        asked.append(settings["cpu"])
+        if "timeout" in settings:
+            return SimpleNamespace(num_processes=1, process_index=0, device=torch.device(expected))
+        raise StoppedError
+
+    monkeypatch.setattr("accelerate.PartialState", start)
+    monkeypatch.setattr("accelerate.Accelerator", start)
+    with pytest.raises(StoppedError):
+        build_accelerator(tiny, "run", str)
+    assert asked == [True, True]
 
 
 MEETING = """

@@ -425,27 +425,35 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
     """
     import torch
 
-    from ..conversion.engines import is_on_cpu
+    from ..processes import launched_here, own_device
 
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "auto":
-        device = accelerator or torch.device("cpu")
-    else:
+    own = device = own_device()
+    if name != "auto":
         known = ["cpu"]
-        if accelerator is not None:
-            kind, count = accelerator.type, torch.accelerator.device_count()
-            known += [kind, *(f"{kind}:{index}" for index in range(count))]
+        if torch.accelerator.is_available():
+            kind, count = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+            known += [str(kind), *(f"{kind}:{index}" for index in range(count))]
         if name not in known:
             raise ValueError(
                 f"--device is {name!r}, but torch finds {', '.join(known)} on this machine: give one of these."
             )
         device = torch.device(name)
+        if device.index is not None and (here := launched_here()) > 1:
+            raise ValueError(
+                f"--device is {name}, but {here} processes were launched, each of which has a device of its own: "
+                f"give {device.type}."
+            )
+        if device.index is None and device.type == own.type:
+            device = own
+    from ..conversion.engines import is_on_cpu
+
     if device.type == "cpu" or not (int8 or (engine == "ctranslate2" and is_on_cpu(device))):
         return device
-    if name == "auto":
-        return torch.device("cpu")
     what = "--int8" if int8 else f"--engine {engine}"
-    raise ValueError(f"--device is {name}, but {what} computes on the CPU alone here: leave out --device.")
+    if name != "auto":
+        raise ValueError(f"--device is {name}, but {what} computes on the CPU alone here: leave out --device.")
+    logger.info(f"{what} computes on the CPU alone here: the {device.type} of this machine is not used")
+    return torch.device("cpu")
 
 
 def load_models(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..conversion import TARGETS
 from ..extras import extra
 from ..recipe import BestBy
-from .inputs import add_recipe_verb, add_revision, check_counts
+from .inputs import add_device, add_recipe_verb, add_revision, check_counts, choose_device
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -205,6 +205,7 @@ def _add_push(verbs: Any) -> None:
         "--space", metavar="USER/NAME", help="also publish the demo of the model, as this Space, e.g. me/my-demo"
     )
     push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
+    add_device(push)
     push.set_defaults(run=_push)
 
 
@@ -222,6 +223,7 @@ def _push(options: argparse.Namespace) -> None:
             "There is no repository to publish to: give --repo-id USER/NAME, or hub.repo_id in the recipe."
         )
     check_ranges(recipe)
+    device = choose_device(options.device)
     if options.space is not None:
         check_repo_id(options.space, "--space")
     from ..hub.publishing import push_checkpoint, read_candidate
@@ -234,7 +236,7 @@ def _push(options: argparse.Namespace) -> None:
         # Before anything is published.
         check_space(folder)
     candidate = read_candidate(options.run_dir, folder, hub, recipe)
-    address = push_checkpoint(candidate, judge(candidate))
+    address = push_checkpoint(candidate, judge(candidate, device))
     sys.stdout.write(f"Published {address}\n")
     if options.space is not None:
         demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1])

@@ -291,8 +291,9 @@ def make_app(options: argparse.Namespace) -> Any:
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     # Torch may take fewer: those of the variable OMP_NUM_THREADS.
     torch.set_num_threads(min(max(1, processors() // options.workers), torch.get_num_threads()))
+    device = choose_device(options.device, options.engine)
     return build_server(
-        {name: _load(name, options) for name in with_revision(options.model, options.revision)},
+        {name: _load(name, options, device) for name in with_revision(options.model, options.revision)},
         directions=_directions(options.direction),
         limits=_limits(options),
         api_keys=_api_keys(options.api_keys),
@@ -306,13 +307,13 @@ def _limits(options: argparse.Namespace) -> Any:
     return Limits(options.char_limit, options.batch_limit, options.queue_limit, options.deadline)
 
 
-def _load(name: str, options: argparse.Namespace) -> Any:
-    """Loads a model and its tokenizer, onto the device that the options name."""
+def _load(name: str, options: argparse.Namespace, device: Any) -> Any:
+    """Loads a model and its tokenizer onto a device."""
     from ..conversion.engines import check_search
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
     from ..translation.budgets import search_limits
 
-    translators = load_models([name], None, choose_device(options.device, options.engine))
+    translators = load_models([name], None, device)
     model = translators.models[0]
     set_beams(model, options.num_beams)
     if options.engine not in ("torch", "auto"):

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from ..extras import extra
 from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import COMPARED_BY, compare_sets, score, tokenizer_of
 from ..model.sentences_vaswani import LanguageTags
-from ..processes import on_main_process
+from ..processes import on_main_process, own_device
 from ..recipe import HubRecipe
 from ..records import Result, Verdict
 from ..run_folder import (
@@ -166,10 +165,14 @@ def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -
 # ---- Afterwards --------------------------------------------------------------------------------------------------
 
 
-def judge(candidate: Candidate) -> Verdict | None:
+def judge(candidate: Candidate, device: torch.device | None = None) -> Verdict | None:
     """
     Compares a model or a checkpoint of a run with the one of `hub.not_worse_than`, on the test sets of the run's
     recipe; without `hub.not_worse_than`, with none. Translations that the run has kept are used again.
+
+    Args:
+        candidate ([`Candidate`]): the model or checkpoint.
+        device (`torch.device`, *optional*): where models translate; by default that of this process.
 
     Raises:
         ValueError: a model cannot be loaded; or the test text cannot be read, or is no longer the one that the model
@@ -195,8 +198,9 @@ def judge(candidate: Candidate) -> Verdict | None:
             before = read_translations(run_dir, scored, START_TRANSLATIONS, names)
     if after is not None:
         _check_text(candidate, texts, after)
-    before = before or _translate(name, texts)
-    after = after or _translate(folder, texts, is_own=True)
+    device = device or own_device()
+    before = before or _translate(name, texts, device)
+    after = after or _translate(folder, texts, device, is_own=True)
     how = recipe.evaluation.tokenize, recipe.evaluation.lowercase
     return replace(verdict, sets=compare_sets(texts, before, after, *how))
 
@@ -217,8 +221,9 @@ def _check_text(candidate: Candidate, texts: list[EvaluationText], translations:
             )
 
 
-def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = False) -> dict[str, list[str]]:
+def _translate(
+    name: str | Path, texts: list[EvaluationText], device: torch.device, is_own: bool = False
+) -> dict[str, list[str]]:
     """Translates test sets; a model of the run itself takes its tags from the recipe."""
-    device: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     model = Baseline(name, device)
     return {text.name: model(text.source if is_own else model.tagged(text)) for text in texts}

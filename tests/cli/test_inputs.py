@@ -1,6 +1,7 @@
 """Models, target languages and lines of text, as several verbs read them."""
 
 import gzip
+import logging
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
+from hf_vaswani import processes
 from hf_vaswani.cli import inputs, main, serve
 from hf_vaswani.cli.main import _parser
 from hf_vaswani.data.tokenizer import add_tags, train_tokenizer
@@ -153,20 +155,6 @@ def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypat
 # ---- Devices -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def accelerators(monkeypatch):
-    """Makes this machine one with accelerators, as torch sees it."""
-
-    def make(kind: str | None, count: int = 1) -> None:
-        found = None if kind is None else torch.device(kind)
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: found)
-        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-        monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: count if kind == "cuda" else 0)
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("kind", "asked", "engine", "int8", "expected"),
     [
@@ -184,11 +172,42 @@ def accelerators(monkeypatch):
     ],
 )
 def test_auto_is_the_accelerator_or_the_cpu_for_what_computes_there_alone(
-    accelerators, kind, asked, engine, int8, expected
+    accelerators, caplog, kind, asked, engine, int8, expected
 ) -> None:
     pytest.importorskip("ctranslate2", reason="the extra `convert` is not installed")
     accelerators(kind, 2)
+    caplog.set_level(logging.INFO)
     assert str(inputs.choose_device(asked, engine, int8)) == expected
+    # What leaves an accelerator idle is said.
+    is_said = f"computes on the CPU alone here: the {kind} of this machine is not used" in caplog.text
+    assert is_said == (asked == "auto" and kind is not None and expected == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected"),
+    [
+        ("auto", {}, "cuda:1"),
+        ("cuda", {}, "cuda:1"),
+        ("auto", {"int8": True}, "cpu"),
+        ("cpu", {}, "cpu"),
+        ("cuda:0", {}, None),
+    ],
+)
+def test_each_process_of_a_launch_has_its_device(accelerators, monkeypatch, asked, options, expected) -> None:
+    accelerators("cuda", 2)
+    monkeypatch.setattr(processes, "_devices", [torch.device("cuda:1")])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if expected is not None:
+        assert str(inputs.choose_device(asked, **options)) == expected
+        return
+    with pytest.raises(ValueError, match=r"--device is cuda:0, but 2 processes were launched, .*: give cuda\."):
+        inputs.choose_device(asked)
+
+
+def test_launches_on_the_cpu_leave_the_accelerator_alone(accelerators, monkeypatch) -> None:
+    accelerators("cuda", 2)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert str(inputs.choose_device("auto")) == "cpu" and str(inputs.choose_device("cuda:1")) == "cuda:1"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +287,7 @@ def test_a_server_leaves_the_model_where_its_engine_computes(accelerators, monke
     for engine, device in (("torch", "auto"), ("ctranslate2", "auto"), ("torch", "cpu")):
         options = _parser().parse_args(["serve", "--model", "a/b", "--engine", engine, "--device", device])
         with pytest.raises(KeyError):
-            serve._load("model", options)
+            serve.make_app(options)
     assert asked == ["mps", "cpu", "cpu"]
 
 

@@ -288,10 +288,12 @@ def test_the_parent_of_workers_loads_no_model(teacher, monkeypatch, capsys, tmp_
 
 def test_a_batch_has_the_size_that_is_given(teacher) -> None:
     options = ["serve", "--model", str(teacher), "--tokens-per-batch", "77"]
-    loaded = cli._load(str(teacher), _parser().parse_args(options))
+    loaded = cli._load(str(teacher), _parser().parse_args(options), "cpu")
     assert loaded.limits(loaded.model, 4, 4)[:2] == (77, 77)
     if importlib.util.find_spec("ctranslate2") is not None:
-        loaded = cli._load(str(teacher), _parser().parse_args([*options, "--engine", "ctranslate2", "--approximate"]))
+        loaded = cli._load(
+            str(teacher), _parser().parse_args([*options, "--engine", "ctranslate2", "--approximate"]), "cpu"
+        )
         assert loaded.engine.translator.tokens_per_batch == 77
     assert main([*options[:-1], "0", "--port", "0"]) == 2
 
