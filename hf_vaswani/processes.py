@@ -95,7 +95,7 @@ def join_process_group(timeout: timedelta) -> "PartialState":
     if state.num_processes != launched:
         raise ValueError(
             f"{launched} processes were launched, but Accelerate sees {state.num_processes}: each would do the whole "
-            f"work alone. Start one process, or set {USE_CPU}=true."
+            "work alone. Start one process, or set ACCELERATE_USE_CPU=true."
         )
     _devices[:] = [state.device]
     # Imported here, because most launches are of one process.
@@ -142,7 +142,8 @@ def _computes_on_cpu() -> bool:
     if device.type != "cpu" and (here := launched_here()) > (count := torch.accelerator.device_count()):
         raise ValueError(
             f"{here} processes were launched on this machine, but each needs a device of its own, and torch finds "
-            f"{count} of the kind {device.type}: launch {count}, or set {USE_CPU}=true to compute on the CPU."
+            f"{count} of the kind {device.type}: launch {count}, or set ACCELERATE_USE_CPU=true to compute on "
+            "the CPU."
         )
     return device.type == "cpu"
 
