@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from .model.configuration_vaswani import VaswaniConfig
+from .model.generation_vaswani import FastSearchMixin
 from .model.heads_vaswani import (
     VaswaniForCausalLM,
     VaswaniForMaskedLM,
@@ -83,8 +84,18 @@ def _at_home(name: str) -> Any:
     return prepare_pipeline
 
 
+def _search_at_home(model: Any, input_ids: Any, generation_config: Any, inputs: Any) -> Any:
+    """Searches on a GPU by CUDA graphs; returns `None` if the call is left to the search of the model's own code."""
+    if input_ids.device.type != "cuda":
+        return None
+    from .translation.static_search import static_search
+
+    return static_search(model, input_ids, generation_config, inputs)
+
+
 VaswaniText2TextGenerationPipeline.at_home = staticmethod(_at_home)
 VaswaniText2TextGenerationPipeline.limits = staticmethod(search_limits)
+FastSearchMixin.at_home = staticmethod(_search_at_home)
 
 if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:
     restore_tasks()

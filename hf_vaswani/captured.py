@@ -17,6 +17,11 @@ WARM_UP_CALLS = 2
 CAPTURING = threading.Lock()
 
 
+def are_graphs_wanted() -> bool:
+    """Returns whether the environment leaves graphs on."""
+    return os.environ.get("HF_VASWANI_CUDA_GRAPHS") != "0"
+
+
 class CapturedStep:
     """
     A function that reads and writes tensors in fixed places, as a CUDA graph. The first calls run it, the next one
@@ -37,7 +42,7 @@ class CapturedStep:
 
     def __init__(self, function: Callable[[], None], device: torch.device, name: str, pool: Any = None) -> None:
         self.function, self.device, self.name, self.pool = function, device, name, pool
-        self.is_eager = device.type != "cuda" or os.environ.get("HF_VASWANI_CUDA_GRAPHS") == "0"
+        self.is_eager = device.type != "cuda" or not are_graphs_wanted()
         self.warm_up_calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 

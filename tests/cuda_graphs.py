@@ -29,7 +29,7 @@ class Recorder(TorchDispatchMode):
         self.is_recording = False
 
     def __enter__(self):
-        self.is_recording = True
+        self.is_recording, self.random_state = True, torch.get_rng_state()
         return super().__enter__()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
@@ -49,6 +49,7 @@ class Recorder(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         self.is_recording = False
+        torch.set_rng_state(self.random_state)
         for tensor, value in self.before:
             tensor.copy_(value)
 

@@ -164,14 +164,18 @@ class IncrementalDecoder:
             if positions.table is not None:
                 wanted = min(wanted, positions.table.num_embeddings)
             self.encoding = positions.encode(torch.arange(wanted, device=tokens.device))
-        encoding, mask = self.encoding[self.lengths], self.cache.make_room(tokens.shape[1])
+        states = self.compute(tokens, self.encoding[self.lengths], self.cache.make_room(tokens.shape[1]))
+        self.lengths, self.longest = self.lengths + 1, self.longest + 1
+        self.cache.used += tokens.shape[1]
+        return states
+
+    def compute(self, tokens: torch.Tensor, encoding: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Computes a step, by the encodings of the tokens' positions and the mask of what they see."""
         # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
         autocast = without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT
         with autocast, Substitutes(self.functions):
-            states = positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
+            states = self.decoder.positions.add(self.decoder.embed_tokens(tokens), encoding)
             states = self.decoder.run_layers(states, mask, self.source, self.source_mask, cache=self.cache)
-        self.lengths, self.longest = self.lengths + 1, self.longest + 1
-        self.cache.used += tokens.shape[1]
         return states.flatten(0, 1)
 
     def keep(self, sentences: torch.Tensor) -> None:

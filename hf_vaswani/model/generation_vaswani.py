@@ -11,10 +11,9 @@ beam, those that transformers has are not written into the generation config, wh
 same vocabulary on the same device, with the settings of this model. `generate(..., shortlist=Shortlist.load(folder,
 tokenizer, vocab_size))` searches among the likely entries of the vocabulary alone, see `shortlist.py` of the package.
 
-Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
-and `sequences_scores` without `output_scores`, but no `cache`. Everything else (beams with sampling, outputs of every
-step, custom caches or stopping criteria, modules that mix positions, autocast to float16, training mode) falls back to
-transformers' own searches. A decoder on its own has this search, too, with the settings and rules of transformers.
+Sampling, and greedy and beam search, run in `search_vaswani.py`, with `sequences_scores` but no `cache`. All else
+(beams with sampling, outputs of every step, custom caches or stopping criteria, modules that mix positions, autocast
+to float16, training mode) falls back to transformers. A model of one stack searches so, too, by transformers' rules.
 
 In every search, `pad_token_id` fills the rows behind `</s>` with one beam. With more beams it does so unless it is 0,
 this model's default, or missing: then the first `eos_token_id` does.
@@ -101,6 +100,8 @@ def fast_search(model: Any, input_ids: torch.Tensor, generation_config: Generati
     inputs = fast_search_inputs(model, input_ids, generation_config, **kwargs)
     if inputs is None:
         return None
+    if streamer is None and (done := FastSearchMixin.at_home(model, input_ids, generation_config, inputs)) is not None:
+        return done
     if generation_config.num_beams == 1:
         return single_search(input_ids, generation_config, inputs, streamer)
     return beam_search(input_ids, generation_config, inputs, BeamSearchRules.from_config(generation_config, input_ids))
@@ -109,6 +110,9 @@ def fast_search(model: Any, input_ids: torch.Tensor, generation_config: Generati
 @without_changed_hooks
 class FastSearchMixin(GenerationMixin):
     """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
+
+    # Searches by CUDA graphs, or returns `None`. The package sets it; a copy on the Hub is without.
+    at_home = staticmethod(lambda *_: None)
 
     def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Generates as [`GenerationMixin.generate`] does, with the settings of this module."""

@@ -154,7 +154,7 @@ class BeamSearchRules:
         log_probs: torch.Tensor,  # of the candidates, in descending order, [sentences, candidates]
         tokens: torch.Tensor,  # their last tokens, [sentences, candidates]
         ends: torch.Tensor,  # which of them end, [sentences, candidates]
-        length: int,  # their number of tokens
+        length: Any,  # their number of tokens, an integer or a tensor without dimensions
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
         Merges the candidates that end into the finished hypotheses of sentences whose results can still improve
@@ -173,7 +173,7 @@ class BeamSearchRules:
             best, chosen = torch.cat((kept, penalized.where(hits, MISSING)), dim=1).topk(beams)
             return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
 
-        if self.settings.finish_candidates == "top" or length < self.shortest_limit:
+        if self.settings.finish_candidates == "top" or (type(length) is int and length < self.shortest_limit):
             return merge(scores, is_finished, ends)
         is_cut = ends & ~is_one_of(tokens, self.eos_token_ids) & (length >= self.max_lengths)
         best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)

@@ -1,7 +1,6 @@
-"""Sampling, and greedy and beam search of Section 6.1, on [`EnsembleDecoder`].
+"""Sampling, and greedy and beam search of Section 6.1, on [`EnsembleDecoder`]: the tokens of transformers' searches.
 
-They return the tokens of transformers' own searches, in less time. A call that needs more than token ids and
-scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
+Calls that need more than token ids and scores of hypotheses stay with transformers: [`fast_search_inputs`] decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,21 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
-from transformers.generation import (
-    GenerateBeamDecoderOnlyOutput,
-    GenerateBeamEncoderDecoderOutput,
-    GenerateDecoderOnlyOutput,
-    GenerateEncoderDecoderOutput,
-)
+from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria, generation
 
-from .cache_vaswani import EnsembleDecoder, find_change
+from .cache_vaswani import TOKENS_AT_A_TIME, EnsembleDecoder, find_change
 from .configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
 from .kernels_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, search_call, special_ids
 
-# Length of the output buffer of greedy search at first; it doubles when it is full.
-FIRST_LENGTH = 16
 # On a CPU, `best_tokens` compares the maxima of groups of this size first, if there are at least so many scores.
 GROUP_SIZE = 16
 MIN_SCORES_TO_GROUP = 2**15
@@ -257,6 +248,15 @@ def split(unfinished: torch.Tensor, remaining: int) -> tuple[torch.Tensor, torch
     return order[:remaining], order[remaining:]
 
 
+def as_output(inputs: FastSearchInputs, generation_config: GenerationConfig, **found: torch.Tensor) -> Any:
+    """Returns sequences; with `return_dict_in_generate` transformers' output for the kind of search and of model."""
+    if not generation_config.return_dict_in_generate:
+        return found["sequences"]
+    search = "" if generation_config.num_beams == 1 else "Beam"
+    kind = "EncoderDecoder" if inputs.config.is_encoder_decoder else "DecoderOnly"
+    return getattr(generation, f"Generate{search}{kind}Output")(**found)
+
+
 # ---- Beam search -------------------------------------------------------------------------------------------------
 
 
@@ -292,23 +292,26 @@ class Alive:
         return Alive(*(getattr(self, field.name).index_select(0, sentences) for field in fields(self)))
 
     def advance(
-        self, rules: BeamSearchRules, log_probs: torch.Tensor, tokens: torch.Tensor, ends: torch.Tensor, length: int
-    ) -> torch.Tensor:
+        self, rules: BeamSearchRules, log_probs: torch.Tensor, tokens: torch.Tensor, ends: torch.Tensor, length: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Takes the candidates of a step, of shape `(sentences, candidates)`: those that end may finish, and the best of
-        the others run on. Returns the indices of these, of shape `(sentences, beams)`.
+        the others run on. Returns the indices of these, of shape `(sentences, beams)`, and which sentences go on.
         """
         candidates = tokens.shape[1]
         self.running_scores, chosen = log_probs.where(~ends, MISSING).topk(self.scores.shape[1])
         self.scores, self.is_finished, kept = rules.finish(
             self.can_improve, self.scores, self.is_finished, log_probs, tokens, ends, length
         )
-        these = torch.arange((length - 1) * candidates, length * candidates, device=tokens.device).expand_as(tokens)
+        these = (torch.arange(candidates, device=tokens.device) + (length - 1) * candidates).expand_as(tokens)
         self.end_positions = torch.cat((self.end_positions, these), dim=1).gather(1, kept)
         self.can_improve = rules.may_improve(
             self.can_improve, self.running_scores, self.scores, self.is_finished, length
         )
-        return chosen
+        unfinished = self.can_improve[:, 0] & ~ends.all(dim=1)
+        if rules.settings.early_stopping is True:
+            unfinished &= ~self.is_finished.all(dim=1)
+        return chosen, unfinished
 
 
 @dataclass
@@ -327,7 +330,7 @@ def beam_search(
     inputs: FastSearchInputs,
     rules: BeamSearchRules,
     observe: Callable[[Step, torch.Tensor, torch.Tensor, Alive], None] | None = None,
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
+) -> Any:
     """
     Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules, after
     a prompt of shape `(batch * beams, prompt)`. `observe` is called with each step, its candidates' log-probabilities
@@ -350,13 +353,10 @@ def beam_search(
         ends = rules.ends(tokens, length)
         if inputs.is_over():
             ends = torch.ones_like(ends)
-        chosen = alive.advance(rules, log_probs, tokens, ends, length)
+        chosen, unfinished = alive.advance(rules, log_probs, tokens, ends, length)
         history.append(Step(rows, tokens, parents, chosen))
         if observe is not None:
             observe(history[-1], log_probs, ends, alive)
-        unfinished = alive.can_improve[:, 0] & ~ends.all(dim=1)
-        if rules.settings.early_stopping is True:
-            unfinished &= ~alive.is_finished.all(dim=1)
         remaining = int(unfinished.sum())
         if remaining == 0:
             break
@@ -372,16 +372,12 @@ def beam_search(
             rows = torch.zeros_like(rows).index_copy(0, alive.numbers, torch.arange(remaining, device=rows.device))
             decoder.keep(kept)
         decoder.read(tokens)
-    sequences, scores, beam_indices = read_back([*done, alive], history, prompt, generation_config)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    kind = GenerateBeamEncoderDecoderOutput if inputs.config.is_encoder_decoder else GenerateBeamDecoderOnlyOutput
-    return kind(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
+    return as_output(inputs, generation_config, **read_back([*done, alive], history, prompt, generation_config))
 
 
 def read_back(
     parts: Sequence[Alive], history: Sequence[Step], prompt: torch.Tensor, generation_config: GenerationConfig
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> dict[str, torch.Tensor]:
     """
     Follows the hypotheses to return from their last tokens to their first, by the final states of all sentences.
     Returns sequences, their scores, and the rows of `batch * beams` that each token extended, padded with -1.
@@ -407,7 +403,8 @@ def read_back(
         tokens.append(step.tokens[rows, candidate].where(last >= number, fill)[:, None])
         indices.append((parents + sentences * num_beams).where(last >= number, -1).int()[:, None])
     sequences = torch.cat((prompt[:, :returned].flatten(0, 1), *tokens[::-1]), dim=1)
-    return sequences, scores, torch.cat((last.new_empty(len(last), 0).int(), *indices[::-1]), dim=1)
+    beam_indices = torch.cat((last.new_empty(len(last), 0).int(), *indices[::-1]), dim=1)
+    return {"sequences": sequences, "sequences_scores": scores, "beam_indices": beam_indices}
 
 
 # ---- Greedy search and sampling ----------------------------------------------------------------------------------
@@ -419,7 +416,7 @@ def single_search(
     inputs: FastSearchInputs,
     streamer: Any = None,
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateDecoderOnlyOutput:
+) -> Any:
     """
     Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does, after a prompt
     of shape `(batch, prompt)`. The streamer receives the tokens of each step; `observe` is called with its logits, of
@@ -439,7 +436,7 @@ def single_search(
     sequences, no_offsets = input_ids, torch.zeros(batch, 1, device=device)
     while True:
         if length == sequences.shape[1]:
-            sequences = torch.nn.functional.pad(sequences, (0, max(FIRST_LENGTH, length)), value=fill)
+            sequences = torch.nn.functional.pad(sequences, (0, max(TOKENS_AT_A_TIME, length)), value=fill)
         logits = decoder.logits()
         if inputs.logits_processor:
             logits = inputs.process(sequences[numbers, :length], logits)
@@ -459,15 +456,10 @@ def single_search(
         if remaining == 0 or inputs.is_over():
             break
         if may_leave and remaining <= (1 - MIN_FINISHED_FRACTION) * len(unfinished):
-            kept, _ = split(unfinished, remaining)
-            decoder.keep(kept)
+            decoder.keep(kept := split(unfinished, remaining)[0])
             numbers, max_lengths, tokens = numbers[kept], max_lengths[kept], tokens[kept]
             unfinished = unfinished[kept]
         decoder.read(tokens[:, None])
     if streamer is not None:
         streamer.end()
-    sequences = sequences[:, :length]
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    kind = GenerateEncoderDecoderOutput if inputs.config.is_encoder_decoder else GenerateDecoderOnlyOutput
-    return kind(sequences=sequences)
+    return as_output(inputs, generation_config, sequences=sequences[:, :length])

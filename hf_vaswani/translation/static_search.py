@@ -1,0 +1,783 @@
+"""Greedy search, sampling and beam search on a GPU, where each step is one CUDA graph.
+
+The search of `model/search_vaswani.py` gives its steps the size of what is left of them: right for a processor. A GPU
+waits for the hundreds of kernels that a step starts, unless they are captured, and a graph is of one size. So here
+**everything has fixed places**, in buffers of few sizes:
+
+- Rows are a power of two. Those behind the sentences are finished from the start.
+- Keys and values have room for 64, 128, 256, ... positions. A step writes at an index that is on the GPU, and a mask
+  over the whole width says which positions a hypothesis sees. Sources have a multiple of 32 tokens.
+- When the room is used up, finished sentences leave, positions that no hypothesis sees are dropped, and what remains
+  goes on in buffers of the size that it needs.
+- The first step reads the last token of the prompt with all hypotheses, of which one counts, so that all steps are the
+  same.
+
+Which candidates finish and run on is decided by the code of `search_vaswani` and `rules_vaswani`.
+"""
+
+import copy
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import GenerationConfig
+
+from ..captured import CapturedStep, are_graphs_wanted
+from ..model.cache_vaswani import EnsembleDecoder, IncrementalDecoder, is_as_written, submodules
+from ..model.rules_vaswani import BeamSearchRules, is_one_of, search_call, special_ids
+from ..model.search_vaswani import (
+    Alive,
+    FastSearchInputs,
+    Step,
+    as_output,
+    beam_search,
+    best_tokens,
+    is_of_transformers,
+    read_back,
+    single_search,
+    split,
+)
+
+logger = logging.getLogger(__name__)
+
+# Positions for which the buffers of keys and values have room: this many, or twice as many, and so on.
+MIN_CAPACITY = 64
+# Steps for which there must be room when a search moves into buffers, unless it has fewer left.
+MIN_STEPS = 16
+# Sources are padded to a multiple of this number of tokens.
+SOURCE_MULTIPLE = 32
+# The number of unfinished sentences is sent to the CPU after every so many steps, and read one step later.
+STEPS_PER_READ = 2
+# Buffers and graphs that are kept for a model: at most so many, and at most this part of the GPU's memory.
+MAX_KEPT = 48
+MAX_MEMORY = 1 / 4
+# Of the translations of the first search of a kind, those that must be the ones of the search without graphs.
+MIN_EQUAL = 0.9
+# Logits processors of transformers that do the same in each step, whatever the tokens before it are.
+STATIC = {
+    *("SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor", "LogitNormalization"),
+    *("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"),
+}
+# Settings that a captured step has read.
+SETTINGS = (
+    *("num_beams", "do_sample", "num_return_sequences"),
+    *("length_penalty", "length_penalty_type", "early_stopping", "finish_candidates"),
+)
+
+
+class Shape(NamedTuple):
+    """The sizes of a step's buffers."""
+
+    rows: int
+    capacity: int  # positions of keys and values of the target
+    source: int  # positions of keys and values of the source, 0 without one
+
+
+# ---- Keys and values ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SourceLayer:
+    """Keys and values of the source in a layer, `(rows, heads, source, head_dim)`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass
+class SourceCache:
+    """Keys and values of the source in all layers, of the form that an attention reads."""
+
+    layers: list[SourceLayer]
+
+
+class StaticCache:
+    """A [`HypothesesCache`] in buffers of a fixed size. `like` has the layers, and is one or of this class."""
+
+    def __init__(self, like: Any, shape: Shape) -> None:
+        rows, capacity, source = shape
+
+        def buffer(states: torch.Tensor, length: int) -> torch.Tensor:
+            return states.new_zeros(rows, states.shape[1], length, states.shape[3])
+
+        self.layers = [[buffer(each, capacity) for each in layer] for layer in like.layers]
+        self.cross_attention_cache = SourceCache(
+            [
+                SourceLayer(buffer(layer.keys, source), buffer(layer.values, source))
+                for layer in like.cross_attention_cache.layers
+            ]
+        )
+        self.is_updated = dict.fromkeys(range(len(self.layers)), True)
+        # As in a `HypothesesCache`; those behind the positions that were written are hidden.
+        self.mask = like.mask.new_zeros(rows, 1, like.mask.shape[2], capacity)
+        self.own = like.own.clone()
+        # Where the hypotheses write in this step, [beams].
+        self.places = torch.arange(self.mask.shape[2], device=self.mask.device)
+
+    def load(self, other: Any, sentences: torch.Tensor, places: torch.Tensor) -> None:
+        """
+        Takes over positions of some sentences: these indices, of shape `(kept,)` and `(kept, used)`. The hypotheses
+        write behind them. The other cache may be this one.
+        """
+        kept, used = places.shape
+        lowest = torch.finfo(self.mask.dtype).min
+        mask = other.mask.index_select(0, sentences).take_along_dim(places[:, None, None], dim=3)
+        self.mask.fill_(lowest)[:kept, :, :, :used] = mask
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            for buffer, states in zip(mine, theirs, strict=True):
+                moved = states.index_select(0, sentences).take_along_dim(places[:, None, :, None], dim=2)
+                # What is hidden is multiplied by 0, and must be finite.
+                buffer.zero_()[:kept, :, :used] = moved
+        sources = (self.cross_attention_cache.layers, other.cross_attention_cache.layers)
+        for ours, given in zip(*sources, strict=True):
+            for buffer, states in ((ours.keys, given.keys), (ours.values, given.values)):
+                moved = states.index_select(0, sentences)
+                buffer.zero_()[:kept, :, : moved.shape[2]] = moved
+        torch.arange(used, used + len(self.places), out=self.places)
+
+    def make_room(self, new: int) -> torch.Tensor:
+        """Returns the mask of what the hypotheses see, of shape `(rows, 1, beams, capacity)`."""
+        return self.mask.index_copy_(3, self.places, self.own.expand(len(self.mask), 1, -1, -1))
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Writes keys and values of shape `(rows, heads, beams, head_dim)`, and returns those of all positions."""
+        for buffer, states in zip(self.layers[layer_idx], (keys, values), strict=True):
+            buffer.index_copy_(2, self.places, states)
+        return tuple(self.layers[layer_idx])
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        """Replaces each hypothesis by another one of its sentence, given in shape `(rows, beams)`."""
+        self.mask.copy_(self.mask.take_along_dim(parents[:, None, :, None], dim=2))
+
+    def seen(self, sentences: torch.Tensor) -> torch.Tensor:
+        """Returns which positions any hypothesis of these sentences sees, of shape `(kept, capacity)`."""
+        return (self.mask[:, 0].index_select(0, sentences) == 0).any(dim=1)
+
+
+class StaticDecoder(IncrementalDecoder):
+    """An [`IncrementalDecoder`] whose tensors have fixed places. `like` is one, or another decoder of this class."""
+
+    def __init__(self, like: IncrementalDecoder, shape: Shape) -> None:
+        vars(self).update(vars(like))
+        self.cache: Any = StaticCache(like.cache, shape)
+        positions = self.decoder.positions
+        # No hypothesis has more tokens than there are places.
+        count = shape.capacity if positions.table is None else min(shape.capacity, positions.table.num_embeddings)
+        self.encoding = positions.encode(torch.arange(count, device=self.cache.mask.device))
+        self.lengths = torch.zeros(shape.rows, 1, dtype=torch.long, device=self.cache.mask.device)
+        self.source = self.source_mask = None
+        if self.decoder.has_source:
+            # Its keys and values are known: no attention reads the states.
+            self.source = self.cache.mask.new_zeros(shape.rows, 0, self.decoder.config.d_model)
+            self.source_mask = self.cache.mask.new_zeros(shape.rows, 1, 1, shape.source)
+
+    def load(self, other: IncrementalDecoder, sentences: torch.Tensor, places: torch.Tensor) -> None:
+        """Takes over some sentences, see [`StaticCache.load`]. All have read the token at the last of the places."""
+        lengths, source_mask, width = other.lengths, other.source_mask, 0
+        self.cache.load(other.cache, sentences, places)
+        if isinstance(lengths, torch.Tensor):
+            lengths = lengths.index_select(0, sentences)
+        self.lengths.zero_()[: len(sentences)] = lengths
+        if self.source_mask is not None:
+            if sources := other.cache.cross_attention_cache.layers:
+                width = sources[0].keys.shape[2]
+            if source_mask is not None:
+                source_mask = source_mask.index_select(0, sentences)
+            self.source_mask.zero_()[..., width:] = torch.finfo(self.source_mask.dtype).min
+            self.source_mask[: len(sentences), ..., :width] = 0 if source_mask is None else source_mask
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Reads one token of each hypothesis, in shape `(rows, beams)`, as [`IncrementalDecoder.step`] does."""
+        # A place outside the table would end all work of the process on the GPU.
+        encoding = torch.nn.functional.embedding(self.lengths.clamp(max=len(self.encoding) - 1), self.encoding)
+        states = self.compute(tokens, encoding, self.cache.make_room(tokens.shape[1]))
+        self.lengths.add_(1)
+        self.cache.places.add_(tokens.shape[1])
+        return states
+
+
+# ---- Steps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StaticRules(BeamSearchRules):
+    """[`BeamSearchRules`] for lengths that are tensors without dimensions."""
+
+    is_over: torch.Tensor  # whether all hypotheses end now, a tensor without dimensions
+
+    def penalty(self, length: Any) -> Any:
+        """Returns [`length_penalty`]; of the one length of all candidates with Python's precision."""
+        return super().penalty(length.double() if length.dim() == 0 else length)
+
+    def ends(self, tokens: torch.Tensor, length: Any) -> torch.Tensor:
+        """Returns which candidates end, see [`BeamSearchRules.ends`]: all of them if the time is up."""
+        return super().ends(tokens, length) | self.is_over
+
+
+class StaticStep:
+    """
+    A step of a search in buffers of one shape: it reads the last tokens of all hypotheses, and chooses the next ones.
+    All its tensors stay in their places. `decoder` has read the prompts, or is that of another step.
+    """
+
+    def __init__(self, inputs: FastSearchInputs, generation_config: GenerationConfig, decoder: Any, shape: Shape):
+        self.shape, self.settings, self.processors = shape, generation_config, inputs.logits_processor
+        self.decoder: EnsembleDecoder = copy.copy(decoder)
+        self.one = StaticDecoder(decoder.decoders[0], shape)
+        self.decoder.decoders, self.decoder.states = [self.one], []
+        self.device = self.one.lengths.device
+        self.num_candidates = inputs.num_candidates
+        # Of each row: finished sentences are not changed.
+        self.rows = self.first_state(shape.rows)
+        # Of all rows: tokens of the hypotheses after this step, the prompt's not; steps that any sentence needed;
+        # unfinished sentences after the last step.
+        self.length, self.needed, self.remaining = (self.zeros(dtype=torch.long) for _ in range(3))
+        # Of a step since the search moved in: its place in what is recorded of them.
+        self.number = self.zeros(1, dtype=torch.long)
+        self.is_over = self.zeros(dtype=torch.bool)
+        ends, pad = special_ids(generation_config)
+        self.eos_token_ids, self.pad = torch.tensor(ends, dtype=torch.long, device=self.device), pad or 0
+        self.recorded = self.places_to_record(shape.capacity // self.beams)
+
+    @property
+    def beams(self) -> int:
+        """The number of hypotheses of a sentence."""
+        return len(self.one.cache.places)
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns zeros on the device of the step."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def first_state(self, rows: int) -> dict[str, torch.Tensor]:
+        """Returns the state of each row, `numbers`, `tokens`, `unfinished` and `max_lengths` among it."""
+        raise NotImplementedError
+
+    def places_to_record(self, steps: int) -> dict[str, torch.Tensor]:
+        """Returns what the step records, by step."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Takes the step."""
+        raise NotImplementedError
+
+    def close(self, unfinished: torch.Tensor) -> None:
+        """Notes which sentences go on, and that the step is over."""
+        self.needed.add_(self.rows["unfinished"].any())
+        self.rows["unfinished"].copy_(unfinished)
+        self.remaining.copy_(unfinished.sum())
+        self.length.add_(1)
+        self.number.add_(1)
+
+    def record(self, **values: torch.Tensor) -> None:
+        """Notes something of this step."""
+        for name, value in values.items():
+            self.recorded[name].index_copy_(0, self.number, value[None])
+
+    def load(self, state: dict[str, torch.Tensor], length: Any, needed: Any) -> None:
+        """Takes over the state of sentences, in the first rows."""
+        for name, buffer in self.rows.items():
+            buffer.zero_()[: len(state[name])] = state[name]
+        self.length.copy_(length)
+        self.needed.copy_(needed)
+        self.number.zero_()
+        self.is_over.zero_()
+
+    @property
+    def memory(self) -> int:
+        """The number of bytes of keys and values, which have most of a step's memory."""
+        layers = [*self.one.cache.layers]
+        layers += [[each.keys, each.values] for each in self.one.cache.cross_attention_cache.layers]
+        return sum(each.nbytes for layer in layers for each in layer)
+
+    def state(self, sentences: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns the state of the rows with these indices."""
+        return {name: buffer.index_select(0, sentences) for name, buffer in self.rows.items()}
+
+
+def alive_from(state: dict[str, torch.Tensor]) -> Alive:
+    """Returns the sentences of a beam search by the state of their rows."""
+    names = ("numbers", "can_improve", "running_scores", "tokens", "scores", "is_finished", "end_positions")
+    return Alive(*(state[name] for name in names))
+
+
+class BeamStep(StaticStep):
+    """A step of beam search."""
+
+    def first_state(self, rows: int) -> dict[str, torch.Tensor]:
+        """Returns the fields of [`Alive`], with the last tokens for the sequences."""
+        one = {"numbers": torch.long, "unfinished": torch.bool}
+        column = {"max_lengths": torch.long, "can_improve": torch.bool}
+        of_beams = {"tokens": torch.long, "running_scores": torch.float32, "scores": torch.float32}
+        of_beams |= {"is_finished": torch.bool, "end_positions": torch.long}
+        return (
+            {name: self.zeros(rows, dtype=dtype) for name, dtype in one.items()}
+            | {name: self.zeros(rows, 1, dtype=dtype) for name, dtype in column.items()}
+            | {name: self.zeros(rows, self.beams, dtype=dtype) for name, dtype in of_beams.items()}
+        )
+
+    def places_to_record(self, steps: int) -> dict[str, torch.Tensor]:
+        """Returns what [`Step`] has."""
+        widths = {"tokens": self.num_candidates, "parents": self.num_candidates, "chosen": self.beams}
+        return {name: self.zeros(steps, self.shape.rows, width, dtype=torch.long) for name, width in widths.items()}
+
+    def run(self) -> None:
+        """Takes the step, as [`beam_search`] does."""
+        rows, length = self.rows, self.length + 1
+        alive = alive_from(rows)
+        rules = StaticRules(self.settings, self.eos_token_ids, rows["max_lengths"], 0, self.is_over)
+        self.decoder.read(rows["tokens"])
+        log_probs = self.decoder.log_probs()
+        if self.processors:
+            log_probs = self.processors(rows["tokens"].view(-1, 1), log_probs)
+        log_probs = log_probs.view(self.shape.rows, self.beams, -1)
+        log_probs, parents, tokens = best_tokens(log_probs, alive.running_scores, self.num_candidates)
+        ends = rules.ends(tokens, length)
+        chosen, unfinished = alive.advance(rules, log_probs, tokens, ends, length)
+        self.record(tokens=tokens, parents=parents, chosen=chosen)
+        before = rows["unfinished"][:, None]
+        for name in ("scores", "is_finished", "end_positions"):
+            rows[name].copy_(getattr(alive, name).where(before, rows[name]))
+        for name in ("can_improve", "running_scores"):
+            rows[name].copy_(getattr(alive, name))
+        rows["tokens"].copy_(tokens.gather(1, chosen))
+        self.decoder.reorder(parents.gather(1, chosen))
+        self.close(rows["unfinished"] & unfinished)
+
+
+class SingleStep(StaticStep):
+    """A step of greedy search or sampling."""
+
+    def first_state(self, rows: int) -> dict[str, torch.Tensor]:
+        """Returns the indices, last tokens and limits of the rows, and which go on."""
+        state = {name: self.zeros(rows, dtype=torch.long) for name in ("numbers", "max_lengths")}
+        return state | {
+            "unfinished": self.zeros(rows, dtype=torch.bool),
+            "tokens": self.zeros(rows, 1, dtype=torch.long),
+        }
+
+    def places_to_record(self, steps: int) -> dict[str, torch.Tensor]:
+        """Returns the tokens."""
+        return {"tokens": self.zeros(steps, self.shape.rows, dtype=torch.long)}
+
+    def run(self) -> None:
+        """Takes the step, as [`single_search`] does."""
+        rows = self.rows
+        self.decoder.read(rows["tokens"])
+        logits = self.decoder.logits()
+        if self.processors:
+            logits = self.processors(rows["tokens"], logits)
+        if self.settings.do_sample:
+            # As `torch.multinomial` draws, which first waits to see whether these are probabilities.
+            probabilities = logits.softmax(dim=1)
+            places = (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=1, keepdim=True)
+        else:
+            _, _, places = best_tokens(logits[:, None], torch.zeros_like(logits[:, :1]), k=1)
+        tokens = places[:, 0].where(rows["unfinished"], self.pad)
+        self.record(tokens=tokens)
+        rows["tokens"].copy_(tokens[:, None])
+        self.close(
+            rows["unfinished"] & ~is_one_of(tokens, self.eos_token_ids) & (self.length + 1 < rows["max_lengths"])
+        )
+
+
+# ---- Steps that are kept for later searches ----------------------------------------------------------------------
+
+
+class KeptSteps:
+    """
+    Steps of a model with their graphs, the last one that was used at the end. They belong to the weights and modules
+    that they were made with.
+    """
+
+    def __init__(self, identity: object) -> None:
+        self.identity = identity
+        self.steps: OrderedDict[object, tuple[StaticStep, CapturedStep]] = OrderedDict()
+        self.failed: set[object] = set()  # keys whose capture failed
+
+    def take(self, key: object, build: Any, device: torch.device) -> tuple[StaticStep, CapturedStep]:
+        """Returns the step with a key, which is made if there is none; others leave if there are too many."""
+        for each, (_, captured) in self.steps.items():
+            if captured.graph is None and captured.is_eager:
+                self.failed.add(each)
+        if key not in self.steps:
+            step = build()
+            captured = CapturedStep(step.run, device, "A step of the search", pool_of(device))
+            captured.is_eager |= key in self.failed
+            self.steps[key] = step, captured
+        self.steps.move_to_end(key)
+        # Not the last two: a search moves from one to the other.
+        while len(self.steps) > 2 and (len(self.steps) > MAX_KEPT or self.memory() > memory_limit(device)):
+            self.steps.popitem(last=False)
+        return self.steps[key]
+
+    def memory(self) -> int:
+        """Returns the number of bytes of the buffers of all steps."""
+        return sum(step.memory for step, _ in self.steps.values())
+
+
+# By model, and as long as it exists.
+KEPT: WeakKeyDictionary[Any, KeptSteps] = WeakKeyDictionary()
+# One search at a time uses the steps, and the memory that their graphs share.
+LOCK = threading.Lock()
+# By device: the memory that all graphs share.
+POOLS: dict[torch.device, Any] = {}
+# By kind of search: whether the first one that replayed graphs found what the others find.
+VERDICTS: dict[str, bool] = {}
+
+
+def pool_of(device: torch.device) -> Any:
+    """Returns the memory that the graphs of a device share."""
+    if device.type == "cuda" and device not in POOLS:
+        POOLS[device] = torch.cuda.graph_pool_handle()
+    return POOLS.get(device)
+
+
+def memory_limit(device: torch.device) -> float:
+    """Returns the number of bytes that the buffers of a model's steps may have."""
+    if device.type != "cuda":
+        return float("inf")
+    return MAX_MEMORY * torch.cuda.get_device_properties(device).total_memory
+
+
+def identity_of(model: Any) -> object:
+    """Returns what a graph depends on: the modules that it was captured from, and where their weights are."""
+    modules = [*submodules(model.model.decoder), *submodules(model.lm_head)]
+    weights = (each for module in modules for each in (*module._parameters.values(), *module._buffers.values()))
+    places = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in weights if each is not None]
+    return [(id(module), type(module)) for module in modules], places, model.config._attn_implementation
+
+
+def settings_of(inputs: FastSearchInputs, generation_config: GenerationConfig, device: torch.device) -> object:
+    """Returns what else a graph depends on, beside its shape."""
+    processors = [
+        (type(processor).__name__, [(name, as_key(value)) for name, value in vars(processor).items()])
+        for processor in inputs.logits_processor
+    ]
+    ends, pad = special_ids(generation_config)
+    autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+    of_torch = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), autocast
+    settings = [getattr(generation_config, name) for name in SETTINGS]
+    return str((settings, inputs.num_candidates, ends, pad, processors, of_torch, device))
+
+
+def as_key(value: Any) -> Any:
+    """Returns a value of which equal ones have the same text."""
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+# ---- The search --------------------------------------------------------------------------------------------------
+
+
+class LateNumber:
+    """A number on a GPU, of which the CPU gets a copy while the GPU works on."""
+
+    def __init__(self, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self.copy = torch.ones((), dtype=torch.long, device="cpu", pin_memory=is_gpu)
+        self.event = torch.cuda.Event() if is_gpu else None
+
+    def send(self, number: torch.Tensor) -> None:
+        """Orders a copy."""
+        self.copy.copy_(number, non_blocking=True)
+        if self.event is not None:
+            self.event.record(torch.cuda.current_stream(number.device))
+
+    def read(self) -> int:
+        """Returns the number that was sent last, once it is there."""
+        if self.event is not None:
+            self.event.synchronize()
+        return int(self.copy)
+
+
+class StaticSearch:
+    """One search after prompts of shape `(rows, prompt)`, in steps that are captured, replayed, or run as they are."""
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        generation_config: GenerationConfig,
+        inputs: FastSearchInputs,
+        captures: bool = True,
+    ) -> None:
+        self.inputs, self.settings, self.captures = inputs, generation_config, captures
+        self.device, self.beams = input_ids.device, generation_config.num_beams
+        self.prompt = input_ids.view(-1, self.beams, input_ids.shape[1])  # [batch, beams, prompt]
+        batch, _, length = self.prompt.shape
+        max_lengths = search_call().max_lengths.to(self.device) - length
+        self.max_lengths = max_lengths.repeat_interleave(batch // len(max_lengths))
+        self.steps_left = max(1, int(self.max_lengths.max()))
+        # Of sampling, all rows stay, and no others: random numbers are drawn for all rows.
+        self.keeps_rows = bool(generation_config.do_sample)
+        self.sentences = batch  # in the first rows of a step
+        self.has_replayed = False
+        self.history: list[tuple[torch.Tensor, dict[str, torch.Tensor], int]] = []
+        self.done: list[dict[str, torch.Tensor]] = []
+        identity = identity_of(model)
+        kept = KEPT.get(model)
+        if kept is None or kept.identity != identity:
+            kept = KEPT[model] = KeptSteps(identity)
+        self.kept, self.key = kept, settings_of(inputs, generation_config, self.device)
+
+    def step_for(self, decoder: EnsembleDecoder, used: int) -> tuple[StaticStep, CapturedStep]:
+        """Returns a step for the sentences of a decoder, with room behind positions that are used."""
+        needed = used + self.beams * min(MIN_STEPS, self.steps_left)
+        capacity = MIN_CAPACITY
+        while capacity < needed:
+            capacity *= 2
+        like = decoder.decoders[0]
+        width = 0
+        if sources := like.cache.cross_attention_cache.layers:
+            width = -(-sources[0].keys.shape[2] // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
+        rows = self.sentences if self.keeps_rows else 1 << (self.sentences - 1).bit_length()
+        shape = Shape(rows, capacity, width)
+        kind = SingleStep if self.beams == 1 else BeamStep
+        # Number formats of keys and values, and of everything else.
+        formats = like.cache.layers[0][0].dtype, like.cache.mask.dtype
+        key = self.key, shape, formats
+        return self.kept.take(key, lambda: kind(self.inputs, self.settings, decoder, shape), self.device)
+
+    def start(self) -> tuple[StaticStep, CapturedStep]:
+        """Moves the prompts into the buffers of a step, but for their last tokens, which the first step reads."""
+        decoder = self.inputs.decoder.decoders[0]
+        used = decoder.cache.used - 1
+        step, captured = self.step_for(self.inputs.decoder, used)
+        every = torch.arange(self.sentences, device=self.device)
+        places = torch.arange(used, device=self.device).expand(self.sentences, -1)
+        mine = step.one
+        mine.load(decoder, every, places)
+        mine.lengths.sub_(1).clamp_(min=0)
+        state = {"numbers": every, "unfinished": torch.ones_like(every, dtype=torch.bool)}
+        state |= {"tokens": self.prompt[:, :, -1], "max_lengths": self.max_lengths}
+        if self.beams > 1:
+            alive = Alive.at_the_start(self.prompt)
+            names = ("can_improve", "running_scores", "scores", "is_finished", "end_positions")
+            state |= {name: getattr(alive, name) for name in names} | {"max_lengths": self.max_lengths[:, None]}
+        zero = torch.zeros_like(step.length)
+        step.load(state, zero, zero)
+        self.room = (step.shape.capacity - used) // self.beams
+        return step, captured
+
+    def move(self, step: StaticStep) -> tuple[StaticStep, CapturedStep] | None:
+        """Moves what is unfinished into the buffers of another step, or within these; returns `None` at the end."""
+        cache = step.one.cache
+        every, unfinished = torch.arange(step.shape.rows, device=self.device), step.rows["unfinished"]
+        seen = cache.seen(every)
+        counts = seen.sum(dim=1)
+        counts = counts if self.keeps_rows else counts.where(unfinished, 0)
+        remaining, used = torch.stack((step.remaining, counts.max())).tolist()
+        if remaining == 0:
+            return None
+        kept = every[: self.sentences]
+        if not self.keeps_rows:
+            kept, left = split(unfinished, remaining)
+            # Behind the finished sentences are the rows without one.
+            self.done.append(step.state(left[: self.sentences - remaining]))
+            self.sentences = remaining
+        places = seen.index_select(0, kept).to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :used]
+        state, lengths = step.state(kept), (step.length, step.needed)
+        next_step, captured = self.step_for(step.decoder, used)
+        next_step.one.load(step.one, kept, places)
+        next_step.load(state, *lengths)
+        self.room = (next_step.shape.capacity - used) // self.beams
+        return next_step, captured
+
+    def take_steps(self, step: StaticStep, captured: CapturedStep) -> bool:
+        """Takes steps until there is no more room, and notes what they record; returns whether the search is over."""
+        late, over, count = LateNumber(self.device), False, 0
+        take = captured if self.captures else step.run
+        while not over and count < min(self.room, self.steps_left):
+            if self.inputs.is_over():
+                step.is_over.fill_(True)
+                over = True
+            take()
+            count += 1
+            if count % STEPS_PER_READ == 0:
+                late.send(step.remaining)
+            elif count > STEPS_PER_READ and count % STEPS_PER_READ == 1:
+                over |= late.read() == 0
+        self.has_replayed |= captured.graph is not None
+        self.steps_left -= count
+        numbers = step.rows["numbers"][: self.sentences].clone()
+        self.history.append((numbers, {name: each[:count].clone() for name, each in step.recorded.items()}, count))
+        return over or self.steps_left == 0
+
+    def run(self) -> Any:
+        """Searches, and returns what [`beam_search`] and [`single_search`] return."""
+        step, captured = self.start()
+        while not self.take_steps(step, captured):
+            moved = self.move(step)
+            if moved is None:
+                break
+            step, captured = moved
+        every = torch.arange(self.sentences, device=self.device)
+        return self.best_sequences(step.state(every)) if self.beams > 1 else self.sequences(int(step.needed))
+
+    def best_sequences(self, state: dict[str, torch.Tensor]) -> Any:
+        """Returns the results of beam search."""
+        batch, steps = torch.arange(len(self.prompt), device=self.device), list[Step]()
+        for numbers, recorded, count in self.history:
+            rows = torch.zeros_like(batch).index_copy(0, numbers, batch[: len(numbers)])
+            steps += [
+                Step(rows, *(recorded[name][i] for name in ("tokens", "parents", "chosen"))) for i in range(count)
+            ]
+        parts = [alive_from(each) for each in (*self.done, state)]
+        return as_output(self.inputs, self.settings, **read_back(parts, steps, self.prompt, self.settings))
+
+    def sequences(self, needed: int) -> Any:
+        """Returns the results of greedy search and sampling, of as many steps as were needed."""
+        start = self.prompt.shape[2]
+        pad = special_ids(self.settings)[1] or 0
+        sequences = torch.nn.functional.pad(self.prompt[:, 0], (0, sum(each[2] for each in self.history)), value=pad)
+        for numbers, recorded, count in self.history:
+            sequences[numbers, start : start + count] = recorded["tokens"][:, : len(numbers)].T
+            start += count
+        return as_output(self.inputs, self.settings, sequences=sequences[:, : self.prompt.shape[2] + needed])
+
+
+def is_static(model: Any, inputs: FastSearchInputs) -> bool:
+    """Returns whether a call of `generate()` can be searched in steps that are all the same."""
+    call = search_call()
+    modules = (*submodules(model.model.decoder), *submodules(model.lm_head))
+    return (
+        are_graphs_wanted()
+        and not call.ensemble
+        and inputs.entries is None
+        and all(is_of_transformers(processor, STATIC) for processor in inputs.logits_processor)
+        # Anything else may decide in Python.
+        and all(is_as_written(module) and module._compiled_call_impl is None for module in modules)
+    )
+
+
+@contextmanager
+def in_fixed_places(device: torch.device) -> Iterator[None]:
+    """The context of a search whose tensors are written again by later searches, in whatever mode these are."""
+    with ExitStack() as contexts:
+        contexts.enter_context(torch.inference_mode(False))
+        contexts.enter_context(torch.no_grad())
+        if device.type == "cuda":
+            contexts.enter_context(torch.cuda.device(device))
+        if torch.is_autocast_enabled(device.type):
+            # A graph would keep the places of rounded weights, which are freed with the context of the caller.
+            dtype = torch.get_autocast_dtype(device.type)
+            contexts.enter_context(torch.autocast(device.type, dtype, cache_enabled=False))
+        yield
+
+
+def static_search(
+    model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs
+) -> Any:
+    """
+    Searches in captured steps, and returns what [`beam_search`] and [`single_search`] return; `None` if the call is
+    left to them. The first search of a kind that replays graphs is made again: its graphs must compute to the last bit
+    what was captured, and in float32 find what is found without graphs, except where rounding chooses another token,
+    in one sentence of ten. Otherwise a warning says so, and the process makes no more searches of this kind.
+    """
+    kind = "beam search" if generation_config.num_beams > 1 else "greedy search"
+    kind = "sampling" if generation_config.do_sample else kind
+    if VERDICTS.get(kind) is False or not is_static(model, inputs):
+        return None
+    of_random = torch.cuda if input_ids.device.type == "cuda" else torch.random
+    with LOCK:
+        state = of_random.get_rng_state()
+        found = try_search(kind, model, input_ids, generation_config, inputs)
+        if found is None:
+            # What is drawn then is what would have been drawn now.
+            of_random.set_rng_state(state)
+        return found
+
+
+def try_search(
+    kind: str, model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs
+) -> Any:
+    """Searches and compares, see [`static_search`]; returns `None` if the decoder of the inputs is still to search."""
+    try:
+        with in_fixed_places(input_ids.device):
+            search = StaticSearch(model, input_ids, generation_config, inputs)
+            found = search.run()
+            if kind in VERDICTS or not search.has_replayed:
+                return found
+            again = compare_graphs(model, input_ids, generation_config, inputs)
+    except torch.OutOfMemoryError:
+        KEPT.pop(model, None)
+        return None
+    # On a GPU, and with its libraries, errors of many kinds are possible.
+    except Exception as error:
+        turn_off(kind, f"it failed: {type(error).__name__}: {error}")
+        return None
+    if again is None:
+        turn_off(kind, "its graphs did not compute what was captured.")
+        return None
+    if kind != "sampling" and is_exact(inputs):
+        expected = search_without_graphs(input_ids, generation_config, inputs)
+        if share_of_equal(again, expected) < MIN_EQUAL:
+            turn_off(kind, "it found other tokens than without.")
+            return expected if generation_config.return_dict_in_generate else expected.sequences
+    VERDICTS[kind] = True
+    return found
+
+
+def turn_off(kind: str, reason: str) -> None:
+    """Leaves all further searches of a kind to [`beam_search`] and [`single_search`], and says why."""
+    VERDICTS[kind] = False
+    logger.warning(f"{kind.capitalize()} runs without CUDA graphs from now on, because {reason}")
+
+
+def with_scores(generation_config: GenerationConfig) -> GenerationConfig:
+    """Returns settings of the same search, which also has scores."""
+    settings = copy.copy(generation_config)
+    settings.return_dict_in_generate = True
+    return settings
+
+
+def compare_graphs(
+    model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs
+) -> Any:
+    """Searches by graphs, and without; returns the results if they are equal to the last bit, or else `None`."""
+    device, settings, results = input_ids.device, with_scores(generation_config), list[Any]()
+    # A limit on time might end each of them elsewhere.
+    inputs = replace(inputs, clocks=())
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for captures in (True, False):
+            torch.manual_seed(0)
+            results.append(StaticSearch(model, input_ids, settings, inputs, captures).run())
+    captured, eager = results
+    is_equal = captured.sequences.equal(eager.sequences)
+    if settings.num_beams > 1:
+        is_equal &= captured.sequences_scores.equal(eager.sequences_scores)
+    return captured if is_equal else None
+
+
+def is_exact(inputs: FastSearchInputs) -> bool:
+    """Returns whether a search computes in float32 alone."""
+    mask = inputs.decoder.decoders[0].cache.mask
+    return mask.dtype == torch.float32 and not torch.is_autocast_enabled(mask.device.type)
+
+
+def search_without_graphs(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs
+) -> Any:
+    """Searches as without this module, in the mode of the caller; nothing else can use the decoder afterwards."""
+    inputs, settings = replace(inputs, clocks=()), with_scores(generation_config)
+    if settings.num_beams == 1:
+        return single_search(input_ids, settings, inputs)
+    return beam_search(input_ids, settings, inputs, BeamSearchRules.from_config(settings, input_ids))
+
+
+def share_of_equal(found: Any, expected: Any) -> float:
+    """Returns the share of rows with equal tokens, or with scores that differ by rounding alone."""
+    width = max(found.sequences.shape[1], expected.sequences.shape[1])
+    one, other = (
+        torch.nn.functional.pad(each.sequences, (0, width - each.sequences.shape[1]), value=-1)
+        for each in (found, expected)
+    )
+    equal = (one == other).all(dim=1)
+    if getattr(found, "sequences_scores", None) is not None:
+        equal |= torch.isclose(found.sequences_scores, expected.sequences_scores, rtol=1e-3, atol=1e-3)
+    return float(equal.float().mean())

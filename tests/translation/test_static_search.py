@@ -1,0 +1,655 @@
+"""Searches in fixed places, on the CPU with the graphs of the tests, against the search of the model's files."""
+
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_vaswani import VaswaniForCausalLM
+from hf_vaswani.captured import CapturedStep
+from hf_vaswani.model import cache_vaswani
+from hf_vaswani.model.generation_vaswani import FastSearchMixin
+from hf_vaswani.serving.batcher import EndCriteria
+from hf_vaswani.translation import static_search
+
+from ..networks import tiny_model
+
+PAD, EOS = 0, 2
+SEARCHES = {
+    "greedy": {"num_beams": 1},
+    "beams": {"num_beams": 4},
+    "sampling": {"num_beams": 1, "do_sample": True, "top_k": 0},
+}
+
+
+def random_model(seed: int = 0, **fields):
+    """Returns a model whose translations vary, also in length."""
+    model = tiny_model(seed, eos=2.0, **({"vocab_size": 90, "encoder_layers": 1} | fields))
+    model.generation_config.max_length_offset = 25
+    return model
+
+
+def random_gpt(seed: int = 0, **fields):
+    """Returns a language model whose texts vary, also in length."""
+    model = tiny_model(seed, eos=1.0, kind=VaswaniForCausalLM, **({"vocab_size": 90} | fields))
+    model.generation_config.max_new_tokens = 30
+    return model
+
+
+def sentences(count: int, width: int = 12, left: bool = False) -> dict[str, torch.Tensor]:
+    """Returns sources of very different lengths."""
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(3, 90, (count, width), generator=generator)
+    lengths = torch.randint(2, width + 1, (count,), generator=generator)
+    ids[torch.arange(width) >= lengths[:, None]] = PAD
+    ids = ids.flip(1) if left else ids
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+@pytest.fixture
+def at_home(monkeypatch):
+    """Lets `generate()` take static searches on the CPU, in small buffers, and yields a list of those that it took."""
+    taken: list[Any] = []
+
+    def search(*call):
+        found = static_search.static_search(*call)
+        taken.append(found)
+        return found
+
+    monkeypatch.setattr(FastSearchMixin, "at_home", staticmethod(search))
+    monkeypatch.setattr(static_search, "VERDICTS", {})
+    monkeypatch.setattr(static_search, "KEPT", weakref.WeakKeyDictionary())
+    use_buckets(monkeypatch, 16, 4)
+    return taken
+
+
+def use_buckets(monkeypatch, capacity: int, steps: int) -> None:
+    monkeypatch.setattr(static_search, "MIN_CAPACITY", capacity)
+    monkeypatch.setattr(static_search, "MIN_STEPS", steps)
+
+
+@pytest.fixture
+def graphs(monkeypatch, cuda_graphs):
+    """Lets static searches capture on the CPU, as they do on a GPU."""
+
+    def captured(function, device, name, pool=None):
+        return CapturedStep(function, torch.device("cuda"), name, pool)
+
+    monkeypatch.setattr(static_search, "CapturedStep", captured)
+    return cuda_graphs
+
+
+def without(monkeypatch, model, inputs, **settings):
+    """Returns what the model's own search finds."""
+    with monkeypatch.context() as patch:
+        patch.setattr(FastSearchMixin, "at_home", staticmethod(lambda *_: None))
+        torch.manual_seed(0)
+        return model.generate(**inputs, **settings, return_dict_in_generate=True)
+
+
+def assert_same(monkeypatch, at_home, model, inputs, **settings) -> None:
+    """Asserts that both searches find the same, and that the static one ran."""
+    expected = without(monkeypatch, model, inputs, **settings)
+    at_home.clear()
+    torch.manual_seed(0)
+    found = model.generate(**inputs, **settings, return_dict_in_generate=True)
+    assert [each is found for each in at_home] == [True]
+    assert type(found) is type(expected)
+    assert torch.equal(found.sequences, expected.sequences)
+    if settings.get("num_beams", 1) > 1:
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found.beam_indices, expected.beam_indices)
+
+
+# ---- The same results --------------------------------------------------------------------------------------------
+
+TRANSFORMERS = {"length_penalty_type": "power", "finish_candidates": "top"}
+SETTINGS = [
+    {},
+    TRANSFORMERS,
+    TRANSFORMERS | {"early_stopping": True},
+    {"early_stopping": True},
+    {"early_stopping": False, "length_penalty": 2.0},
+    {"length_penalty": 0.0},
+    {"length_penalty": -1.5, "length_penalty_type": "power"},
+    {"num_return_sequences": 3},
+    {"num_return_sequences": 4, "finish_candidates": "top"},
+    {"eos_token_id": [2, 30]},
+    {"eos_token_id": None, "max_new_tokens": 19},
+    {"suppress_tokens": [5, 6]},
+    {"max_length_offset": 2},
+    {"max_length_offset": None, "max_new_tokens": 1},
+    {"max_length_offset": None, "max_length": 40},
+]
+
+
+@pytest.mark.variants(3)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 13])
+def test_beam_search_finds_the_same(monkeypatch, at_home, count, settings) -> None:
+    assert_same(monkeypatch, at_home, random_model(), sentences(count), num_beams=4, **settings)
+
+
+GREEDY = [{}, {"max_length_offset": 2}, {"eos_token_id": [2, 30]}, {"eos_token_id": None, "max_new_tokens": 19}]
+GREEDY += [{"suppress_tokens": [5, 6], "pad_token_id": 7}, {"max_length_offset": None, "max_new_tokens": 1}]
+
+
+@pytest.mark.parametrize("settings", GREEDY, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 13])
+def test_greedy_search_finds_the_same(monkeypatch, at_home, count, settings) -> None:
+    assert_same(monkeypatch, at_home, random_model(), sentences(count), num_beams=1, **settings)
+
+
+DRAWN = [{}, {"top_k": 5, "top_p": 0.9, "temperature": 0.7}, {"num_return_sequences": 3}]
+
+
+@pytest.mark.parametrize("settings", DRAWN, ids=str)
+@pytest.mark.parametrize("count", [1, 13])
+def test_the_same_tokens_are_drawn(monkeypatch, at_home, count, settings) -> None:
+    drawn = {"num_beams": 1, "do_sample": True} | settings
+    assert_same(monkeypatch, at_home, random_model(), sentences(count), **drawn)
+
+
+BUCKETS = [(16, 1), (16, 4), (8, 2), (64, 16), (4, 1)]
+
+
+@pytest.mark.parametrize(("capacity", "steps"), BUCKETS)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_wherever_the_borders_of_buffers_are(monkeypatch, at_home, beams, capacity, steps) -> None:
+    use_buckets(monkeypatch, capacity, steps)
+    assert_same(monkeypatch, at_home, random_model(), sentences(9), num_beams=beams, num_return_sequences=beams)
+
+
+FIELDS = [
+    {"norm_position": "pre", "position_encoding": "learned", "max_position_embeddings": 40},
+    {"sinusoid_layout": "concatenated", "position_offset": 2, "embedding_norm": True, "attention_bias": True},
+    {"d_k": 6, "d_v": 10, "tie_word_embeddings": False, "decoder_layers": 1},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_kind_of_network(monkeypatch, at_home, attention, beams, fields) -> None:
+    model = random_model(**fields)
+    model.set_attn_implementation(attention)
+    assert_same(monkeypatch, at_home, model, sentences(6), num_beams=beams)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("width", [1, 33])
+def test_prompts_and_sources_of_any_length(monkeypatch, at_home, width, left, beams) -> None:
+    inputs = sentences(5, 2, left) if width == 1 else sentences(5, width, left)
+    assert_same(monkeypatch, at_home, random_model(), inputs, num_beams=beams)
+    begun = torch.tensor([[2, 7, 9, 11, 40]] * 5)
+    assert_same(monkeypatch, at_home, random_model(), inputs | {"decoder_input_ids": begun}, num_beams=beams)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 60}], ids=str)
+@pytest.mark.parametrize("count", [1, 6])
+def test_texts_go_on(monkeypatch, at_home, count, fields, beams) -> None:
+    assert_same(monkeypatch, at_home, random_gpt(**fields), sentences(count, left=True), num_beams=beams)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_limits_of_each_sentence(monkeypatch, at_home, beams) -> None:
+    """Without an end, each is as long as its source allows: they leave at different borders."""
+    model, inputs = random_model(), sentences(9, 20)
+    model.lm_head.bias.data[EOS] = -100
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=beams, max_length_offset=1)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("last", [1, 2, 3, 5])
+def test_a_search_ends_when_its_time_is_up(monkeypatch, at_home, last, beams) -> None:
+    model, inputs, left = random_model(), sentences(5), [0]
+    model.lm_head.bias.data[EOS] = -100
+
+    def is_over() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    found = []
+    for search in (model.generate, lambda **call: without(monkeypatch, model, {}, **call)):
+        left[0] = last
+        output = search(**inputs, num_beams=beams, stopping_criteria=[EndCriteria(is_over)])
+        found.append(getattr(output, "sequences", output))
+    assert found[0].shape == (5, 1 + last) and torch.equal(*found)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_within_inference_mode_and_without(monkeypatch, at_home, beams) -> None:
+    """Its buffers outlive both."""
+    model, inputs = random_model(), sentences(5)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_autocast_to_bfloat16(monkeypatch, at_home, beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+
+
+# ---- Calls that it leaves to the model's own search ----------------------------------------------------------------
+
+
+def hooked(model) -> None:
+    model.model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: None)
+
+
+def compiled(model) -> None:
+    model.model.decoder.layers[0].feed_forward.compile(backend="eager")
+
+
+def replaced(model) -> None:
+    model.model.decoder.layers[0].feed_forward.fc1 = nn.Sequential(model.model.decoder.layers[0].feed_forward.fc1)
+
+
+@pytest.mark.parametrize("change", [hooked, compiled, replaced])
+def test_changed_models(monkeypatch, at_home, change) -> None:
+    model, inputs = random_model(), sentences(3)
+    change(model)
+    found = model.generate(**inputs, num_beams=2)
+    assert at_home in ([None], [])
+    assert torch.equal(found, without(monkeypatch, model, inputs, num_beams=2).sequences)
+
+
+OTHERS = [{"no_repeat_ngram_size": 2}, {"forced_bos_token_id": 5}, {"min_new_tokens": 4}, {"repetition_penalty": 1.2}]
+
+
+@pytest.mark.parametrize("settings", OTHERS, ids=str)
+def test_processors_that_look_at_the_tokens(at_home, settings) -> None:
+    random_model().generate(**sentences(3), num_beams=2, **settings)
+    assert at_home == [None]
+
+
+def test_ensembles_and_the_switch(monkeypatch, at_home) -> None:
+    model, inputs = random_model(), sentences(3)
+    model.generate(**inputs, num_beams=2, ensemble=[random_model(1)])
+    assert at_home == [None]
+    for word, is_static in (("0", False), ("1", True), ("", True)):
+        monkeypatch.setenv("HF_VASWANI_CUDA_GRAPHS", word)
+        at_home.clear()
+        model.generate(**inputs, num_beams=2)
+        assert [each is not None for each in at_home] == [is_static]
+
+
+def test_only_gpus_search_so_by_themselves(monkeypatch) -> None:
+    monkeypatch.setattr(static_search, "static_search", lambda *_: pytest.fail("on a CPU"))
+    random_model().generate(**sentences(2))
+
+
+# ---- All steps are the same ----------------------------------------------------------------------------------------
+
+
+def step_of(monkeypatch, model, inputs, **settings) -> static_search.StaticStep:
+    """Returns a step of a search that has taken some."""
+    steps: list[Any] = []
+    take_steps = static_search.StaticSearch.take_steps
+
+    def spy(self, step, captured):
+        steps.append(step)
+        return take_steps(self, step, captured)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(static_search.StaticSearch, "take_steps", spy)
+        model.generate(**inputs, **settings, max_new_tokens=3)
+    return steps[0]
+
+
+class Trace(TorchDispatchMode):
+    """Notes operators with the shapes, strides and types of their tensors, and their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        describe = lambda each: (  # noqa: E731
+            (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else each
+        )
+        self.calls.append(torch.utils._pytree.tree_map(describe, (str(function), args, kwargs, result)))
+        return result
+
+
+@pytest.fixture(params=SEARCHES)
+def a_step(request, monkeypatch, at_home):
+    use_buckets(monkeypatch, 64, 8)
+    return step_of(monkeypatch, random_model(), sentences(5), **SEARCHES[request.param])
+
+
+@torch.no_grad()
+def test_two_steps_have_equal_operators_and_read_nothing(a_step) -> None:
+    traces = []
+    for _ in range(3):
+        with Trace() as trace:
+            a_step.run()
+        traces.append(trace.calls)
+    assert traces[0] == traces[1] == traces[2] and len(traces[0]) > 50
+    names = {call[0] for call in traces[0]}
+    assert not [name for name in names if any(read in name for read in ("_local_scalar", "nonzero", "equal", "item"))]
+
+
+@torch.no_grad()
+def test_a_step_is_one_graph_of_the_compiler(monkeypatch, a_step) -> None:
+    # A compiler cannot trace context variables, and calls the layers themselves.
+    monkeypatch.setattr(cache_vaswani, "Substitutes", lambda _: nullcontext())
+    torch._dynamo.reset()
+    compiled_step = torch.compile(a_step.run, fullgraph=True, dynamic=False, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            compiled_step()
+
+
+def tensors_of(step) -> dict[str, torch.Tensor]:
+    """Returns what a step reads and writes, but for the weights."""
+    decoder = step.one
+    found = {f"rows.{name}": each for name, each in step.rows.items()}
+    found |= {f"recorded.{name}": each for name, each in step.recorded.items()}
+    owners = {"step": step, "decoder": decoder, "cache": decoder.cache}
+    for owner, object_ in owners.items():
+        found |= {f"{owner}.{key}": each for key, each in vars(object_).items() if isinstance(each, torch.Tensor)}
+    for number, (keys, values) in enumerate(decoder.cache.layers):
+        found |= {f"keys.{number}": keys, f"values.{number}": values}
+    for number, layer in enumerate(decoder.cache.cross_attention_cache.layers):
+        found |= {f"source_keys.{number}": layer.keys, f"source_values.{number}": layer.values}
+    return found
+
+
+def put(step, tensors: dict[str, torch.Tensor]) -> None:
+    """Gives a step other tensors, by the names of `tensors_of`."""
+    decoder = step.one
+    cache = decoder.cache
+    owners = {"step": step, "decoder": decoder, "cache": cache}
+    for path, tensor in tensors.items():
+        owner, name = path.split(".")
+        if owner in owners:
+            setattr(owners[owner], name, tensor)
+        elif owner in ("rows", "recorded"):
+            getattr(step, owner)[name] = tensor
+        elif owner.startswith("source_"):
+            setattr(cache.cross_attention_cache.layers[int(name)], owner.removeprefix("source_"), tensor)
+        else:
+            cache.layers[int(name)][["keys", "values"].index(owner)] = tensor
+
+
+@torch.no_grad()
+def test_a_trace_of_a_step_computes_all_steps(a_step) -> None:
+    """Nothing that changes comes from Python."""
+    tensors = tensors_of(a_step)
+    assert {"step.length", "decoder.lengths", "cache.places", "rows.tokens", "keys.1", "source_values.0"} <= {*tensors}
+    start, found = {name: each.clone() for name, each in tensors.items()}, []
+
+    def step(given: dict[str, torch.Tensor]) -> None:
+        put(a_step, given)
+        a_step.run()
+
+    traced = make_fx(step)(tensors)
+    for run in (step, traced):
+        for name, each in tensors.items():
+            each.copy_(start[name])
+        torch.manual_seed(0)
+        for _ in range(7):
+            run(tensors)
+        found.append({name: each.clone() for name, each in tensors.items()})
+    for name, each in found[0].items():
+        assert torch.equal(each, found[1][name]), name
+    changed = {name for name, each in found[0].items() if not torch.equal(each, start[name])}
+    assert {"step.length", "decoder.lengths", "cache.mask", "cache.places", "rows.tokens", "keys.1"} <= changed
+
+
+class Elsewhere(TorchDispatchMode):
+    """Asserts that no tensor is on the CPU: a graph would keep its value."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves((args, kwargs, result)):
+            assert not isinstance(each, torch.Tensor) or each.device.type == "meta", function
+        return result
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", SEARCHES)
+@torch.no_grad()
+def test_nothing_of_a_step_is_on_the_cpu(monkeypatch, at_home, name, attention) -> None:
+    """The meta device stands for a GPU: without one, torch slices no fake tensors of CUDA's."""
+    model = random_model()
+    model.set_attn_implementation(attention)
+    step = step_of(monkeypatch, model, sentences(5), **SEARCHES[name])
+    model.to("meta")
+    put(step, {key: each.to("meta") for key, each in tensors_of(step).items()})
+    step.decoder.projections, step.device = [model.lm_head], torch.device("meta")
+    # Its products are for the CPU, and it has no autocast.
+    functions = step.one.functions.items()
+    step.one.functions = {module: each for module, each in functions if each is cache_vaswani.attend}
+    monkeypatch.setattr(cache_vaswani, "without_autocast", lambda _: nullcontext())
+    with Elsewhere():
+        step.run()
+        with pytest.raises(AssertionError):
+            step.length.add(torch.tensor(1))
+
+
+def test_reads_of_a_search(monkeypatch, at_home) -> None:
+    """One in two steps, and one at each border."""
+    reads: list[int] = []
+    read = static_search.LateNumber.read
+    monkeypatch.setattr(static_search.LateNumber, "read", lambda self: reads.append(1) or read(self))
+    use_buckets(monkeypatch, 128, 8)
+    model = random_model()
+    model.lm_head.bias.data[EOS] = -100
+    model.generate(**sentences(3), num_beams=2, max_new_tokens=40)
+    assert 15 <= len(reads) <= 20
+
+
+# ---- Graphs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_graphs_find_the_same(monkeypatch, at_home, graphs, name) -> None:
+    model, inputs = random_model(decoder_layers=1), sentences(3)
+    assert_same(monkeypatch, at_home, model, inputs, **SEARCHES[name])
+    assert graphs.made and sum(each.replays for each in graphs.made) > 5
+    assert list(static_search.VERDICTS.values()) == [True]
+    # Later searches replay the same graphs, also for other sentences.
+    others = [{key: each[:3] for key, each in sentences(seed).items()} for seed in (6, 7)]
+    # Some of them end before their last buffers are warm.
+    for again in (*others, inputs) * 3:
+        assert_same(monkeypatch, at_home, model, again, **SEARCHES[name])
+    made = len(graphs.made)
+    for again in (*others, inputs):
+        assert_same(monkeypatch, at_home, model, again, **SEARCHES[name])
+    assert len(graphs.made) == made
+
+
+def test_graphs_are_of_a_shape_and_of_settings(at_home, graphs) -> None:
+    model = random_model()
+    call = {"num_beams": 2, "max_new_tokens": 4, "length_penalty": 0.6}
+    steps: list[int] = []
+
+    def search(count: int = 4, width: int = 12, **settings) -> int:
+        model.generate(**sentences(count, width), **call | settings)
+        steps.append(len(static_search.KEPT[model].steps))
+        return steps[-1]
+
+    assert search() == search(3) == search(4, 5) == search(num_return_sequences=1) == 1
+    assert search(5) == search(8) == 2
+    assert search(4, 40) == 3
+    assert search(num_beams=3) == 4
+    assert search(length_penalty=1.0) == 5
+    assert search(suppress_tokens=[5]) == search(suppress_tokens=[5]) == 6
+    assert search(suppress_tokens=[6]) == 7
+
+
+def test_few_steps_are_kept(monkeypatch, at_home, graphs) -> None:
+    model = random_model()
+    monkeypatch.setattr(static_search, "MAX_KEPT", 2)
+    for count in (1, 2, 4, 8, 2, 8):
+        assert_same(monkeypatch, at_home, model, sentences(count), num_beams=2, max_new_tokens=3)
+    rows = [step.shape.rows for step, _ in static_search.KEPT[model].steps.values()]
+    assert rows == [2, 8]
+    monkeypatch.setattr(static_search, "MAX_KEPT", 99)
+    limit = 3 * static_search.KEPT[model].memory()
+    monkeypatch.setattr(static_search, "memory_limit", lambda _: limit)
+    for count in (16, 32, 64, 128):
+        assert_same(monkeypatch, at_home, model, sentences(count), num_beams=2, max_new_tokens=3)
+    assert len(static_search.KEPT[model].steps) == 2
+
+
+def test_weights_that_change_in_their_places_are_read(monkeypatch, at_home, graphs) -> None:
+    model, inputs = random_model(), sentences(4)
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
+    kept = static_search.KEPT[model]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.5)
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
+    assert static_search.KEPT[model] is kept
+
+
+def resized(model) -> None:
+    model.resize_token_embeddings(95, mean_resizing=False)
+    model.eval()
+
+
+def moved(model) -> None:
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.detach().clone() * 1.1, requires_grad=False)
+
+
+def activated(model) -> None:
+    model.model.decoder.layers[0].feed_forward.activation = nn.Tanh().eval()
+
+
+@pytest.mark.parametrize("change", [resized, moved, activated])
+def test_graphs_of_other_weights_and_modules_are_not_replayed(monkeypatch, at_home, graphs, change) -> None:
+    model, inputs = random_model(tie_word_embeddings=False), sentences(4)
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
+    kept = static_search.KEPT[model]
+    change(model)
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
+    assert static_search.KEPT[model] is not kept
+
+
+def test_steps_go_with_their_model(at_home, graphs) -> None:
+    model = random_model()
+    model.generate(**sentences(4), num_beams=2)
+    buffer = weakref.ref(next(iter(static_search.KEPT[model].steps.values()))[0].rows["tokens"])
+    assert buffer() is not None
+    graphs.made.clear()
+    at_home.clear()
+    del model
+    gc.collect()
+    assert not static_search.KEPT and buffer() is None
+
+
+def test_a_step_that_cannot_be_captured(monkeypatch, at_home, graphs, caplog) -> None:
+    """It runs as it is, and is not tried again, even if its buffers are made again."""
+    model, inputs = random_model(), sentences(4)
+    run, wanted = static_search.BeamStep.run, [False]
+
+    def fails(self) -> None:
+        run(self)
+        if wanted[0]:
+            self.rows["tokens"].sum().item()
+
+    monkeypatch.setattr(static_search.BeamStep, "run", fails)
+    wanted[0] = True
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2, max_new_tokens=7)
+    tried = len(graphs.made)
+    assert tried and not any(each.replays for each in graphs.made)
+    assert [record.message[:52] for record in caplog.records].count(
+        "A step of the search runs without a CUDA graph, beca"
+    ) == tried
+    kept = static_search.KEPT[model]
+    kept.take(next(iter(kept.steps)), lambda: None, torch.device("cpu"))
+    kept.steps.clear()
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=2, max_new_tokens=7)
+    assert len(graphs.made) == tried
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_graphs_that_compute_something_else_are_given_up(monkeypatch, at_home, graphs, caplog, name) -> None:
+    """The first search of a kind is made without graphs, too; what it returns is right already."""
+    model, inputs, settings = random_model(), sentences(5), SEARCHES[name]
+    expected = without(monkeypatch, model, inputs, **settings).sequences
+    replay = graphs.replay
+
+    def wrong(self) -> None:
+        replay(self)
+        for step, _ in static_search.KEPT[model].steps.values():
+            step.rows["tokens"].copy_(step.rows["tokens"].add(1) % 90)
+
+    monkeypatch.setattr(graphs, "replay", wrong)
+    for _ in range(2):
+        torch.manual_seed(0)
+        assert torch.equal(model.generate(**inputs, **settings), expected)
+    assert list(static_search.VERDICTS.values()) == [False]
+    assert [record.message for record in caplog.records if "CUDA" in record.message] == [
+        f"{next(iter(static_search.VERDICTS)).capitalize()} runs without CUDA graphs from now on, because its graphs "
+        "did not compute what was captured."
+    ]
+
+
+@pytest.mark.parametrize("name", ["greedy", "beams"])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_steps_that_find_something_else_are_given_up(monkeypatch, at_home, graphs, caplog, as_dict, name) -> None:
+    model, inputs, settings = random_model(), sentences(5), SEARCHES[name]
+    expected = without(monkeypatch, model, inputs, **settings)
+    step = static_search.StaticDecoder.step
+    monkeypatch.setattr(static_search.StaticDecoder, "step", lambda self, tokens: step(self, (tokens + 1) % 90))
+    for _ in range(2):
+        found = model.generate(**inputs, **settings, return_dict_in_generate=as_dict)
+        assert torch.equal(found.sequences if as_dict else found, expected.sequences)
+        if as_dict and name == "beams":
+            assert torch.equal(found.sequences_scores, expected.sequences_scores)
+    assert sum("because it found other tokens than without." in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), torch.OutOfMemoryError("too much")])
+def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, caplog, error) -> None:
+    model, inputs = random_model(), sentences(5)
+
+    def fails(self) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(static_search.BeamStep, "run", fails)
+        found = model.generate(**inputs, num_beams=2)
+    assert torch.equal(found, without(monkeypatch, model, inputs, num_beams=2).sequences)
+    is_serious = not isinstance(error, torch.OutOfMemoryError)
+    assert dict(static_search.VERDICTS) == ({"beam search": False} if is_serious else {})
+    assert ("it failed: RuntimeError: CUDA error" in caplog.text) == is_serious
+
+
+def test_threads_share_the_buffers_in_turn(monkeypatch, at_home, graphs) -> None:
+    model = random_model(decoder_layers=1)
+    inputs = [sentences(4), {key: each[:4] for key, each in sentences(9).items()}]
+    expected = [without(monkeypatch, model, each, num_beams=2).sequences for each in inputs]
+    found: dict[tuple[int, int], torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        for turn in range(3):
+            found[number, turn] = model.generate(**inputs[number], num_beams=2)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and all(torch.equal(each, expected[number]) for (number, _), each in found.items())
