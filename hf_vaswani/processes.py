@@ -355,6 +355,8 @@ def build_accelerator(
     if accelerator.device.type == "cpu":
         torch.set_num_threads(training.cpu_threads or threads_of_a_process())
         keep_freed_memory()
+    else:
+        limit_threads()
     return accelerator
 
 
@@ -410,19 +412,37 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
         raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")
 
 
-def threads_of_a_process() -> int:
-    """Returns the share of a process in the processors; `accelerate launch` would give it a single thread."""
-    return max(1, processors() // launched_here())
+# ---- Processors --------------------------------------------------------------------------------------------------
+
+
+def threads_of_a_process(processes: int | None = None) -> int:
+    """
+    Returns the share of a process in the processors, by default one of those that were launched here: `accelerate
+    launch` would give it a single thread.
+    """
+    return max(1, processors() // (processes or launched_here()))
+
+
+def limit_threads(processes: int | None = None) -> None:
+    """
+    Lowers the number of torch's threads to [`threads_of_a_process`]: torch knows neither the quota of a container nor
+    other processes. The variable OMP_NUM_THREADS may have set fewer.
+    """
+    torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process(processes)))
 
 
 def processors() -> int:
     """
     Returns the number of processors that this process may use: those of its affinity (`taskset`, Slurm), or fewer if
     the quota of a container is smaller (`docker run --cpus`, `limits.cpu` of Kubernetes). With more threads than the
-    quota has processors, all of them are stopped for a part of the time.
+    quota has processors, all of them are stopped for a part of the time; half a processor is worth that.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(int, _quotas())]))
+    if hasattr(os, "process_cpu_count"):
+        # From Python 3.13 on; it knows the affinity, and what a user has told Python.
+        cores = os.process_cpu_count() or 1
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota + 0.5) for quota in _quotas())]))
 
 
 # Where Linux mounts control groups, and which of them this process is in.

@@ -501,8 +501,8 @@ class TrainingRecipe:
     """Worker processes of each training process that prepare batches in advance; 0 prepares each batch when it is
     needed."""
     cpu_threads: int | None = free(None, at_least=1, at_most=1024)
-    """Threads of each training process on a CPU; `null` divides the machine's cores among its processes,
-    whatever `OMP_NUM_THREADS` says."""
+    """Threads of each training process on a CPU; `null` divides the processors that it may use, by affinity and the
+    quota of a container, among the processes of the machine, whatever `OMP_NUM_THREADS` says."""
     trackers: list[str] = free(list)
     """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
 

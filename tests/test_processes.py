@@ -148,6 +148,30 @@ def test_a_training_has_the_threads_of_its_recipe(tiny) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("processes_here", "before", "expected"), [(None, 3, 3), (None, 9, 4), (2, 9, 2), (9, 3, 1)])
+def test_threads_are_a_share_of_the_processors_or_fewer(monkeypatch, processes_here, before, expected) -> None:
+    asked = []
+    monkeypatch.setattr(processes, "processors", lambda: 8 if processes_here is None else 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    processes.limit_threads(processes_here)
+    assert asked == [expected]
+
+
+def test_a_training_on_a_gpu_has_no_more_threads_than_processors(tiny, monkeypatch) -> None:
+    """What it computes on the processor would be stopped by the quota."""
+    asked = []
+    gpu = SimpleNamespace(type="cuda")
+    launched = SimpleNamespace(
+        num_processes=1, is_main_process=True, distributed_type=SimpleNamespace(value="NO"), device=gpu, log_with=[]
+    )
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_: launched)
+    monkeypatch.setattr(processes, "limit_threads", lambda: asked.append(True))
+    build_accelerator(tiny, "run", str)
+    assert asked == [True]
+
+
 # ---- Processors --------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +191,10 @@ def test_a_training_has_the_threads_of_its_recipe(tiny) -> None:
             6,
         ),
         ("3:cpu,cpuacct:/docker/1\n", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 4),
+        # Half a processor more is worth a thread that is stopped half of the time.
+        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "340000 100000"}, 3),
+        ("0::/\n", {"cpu.max": "20000 100000"}, 1),
         ("nonsense", {"cpu.max": "nonsense"}, 64),
         ("0::/\n", {"cpu.max": "1 0"}, 64),
     ],
@@ -180,11 +208,18 @@ def test_processors_are_those_of_the_affinity_and_of_the_quota(monkeypatch, tmp_
     monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "groups")
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
     assert processes.processors() == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert processes.threads_of_a_process() == max(1, expected // 2)
     monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "nowhere")
     assert processes.processors() == 64
+    # As Python 3.13 has it; and without either, as elsewhere than on Linux.
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 5, raising=False)
+    assert processes.processors() == 5
+    monkeypatch.delattr(os, "process_cpu_count")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processes.processors() == 128
 
 
 # ---- Refused at the launch ---------------------------------------------------------------------------------------

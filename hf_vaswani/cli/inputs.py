@@ -482,11 +482,10 @@ def load_models(
 
     from ..model.sentences_vaswani import LanguageTags
     from ..model_names import resolve_model, with_revision
-    from ..processes import threads_of_a_process
+    from ..processes import limit_threads
     from ..translation.loading import load_translator
 
-    # Torch knows neither the quota of a container nor the other processes of a launch.
-    torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process()))
+    limit_threads()
     folders = [resolve_model(name, key) for name in with_revision(names, revision)]
     loaded = [load_translator(folder) for folder in folders]
     models, tokenizer = [model for model, _ in loaded], loaded[0][1]

@@ -311,7 +311,9 @@ def _convert(options: argparse.Namespace) -> None:
     from ..conversion.convert import SENTENCE, convert
     from ..interruption import stopped_by_sigterm
     from ..model_names import resolve_model, with_revision
+    from ..processes import limit_threads
 
+    limit_threads()
     (name,) = with_revision([options.source], options.revision)
     source = resolve_model(name, "SOURCE")
     sentence = SENTENCE if options.sentence is None else options.sentence

@@ -93,6 +93,7 @@ def _add_explore(verbs: Any) -> None:
 def _explore(options: argparse.Namespace) -> None:
     from ..model.configuration_vaswani import VaswaniConfig
     from ..model_names import resolve_model, with_revision
+    from ..processes import limit_threads
     from ..translation.loading import load_single_stack
     from ..visualization.explorer import explore
 
@@ -118,6 +119,7 @@ def _explore(options: argparse.Namespace) -> None:
     else:
         if options.target_language is not None:
             raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
+        limit_threads()
         model, tokenizer = load_single_stack(folder)
         model = model.to(device)
     if options.num_beams is not None:
@@ -276,11 +278,10 @@ def _leave(app: Any) -> None:
 
 def make_app(options: argparse.Namespace) -> Any:
     """Loads the models, and returns the application."""
-    import torch
     import transformers
 
     from ..model_names import with_revision
-    from ..processes import processors
+    from ..processes import limit_threads
     from ..serving.server import build_server
 
     # A process of its own starts with Python's settings.
@@ -289,8 +290,7 @@ def make_app(options: argparse.Namespace) -> Any:
     # They warn about texts, and one quotes them.
     transformers.logging.set_verbosity_error()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    # Torch may take fewer: those of the variable OMP_NUM_THREADS.
-    torch.set_num_threads(min(max(1, processors() // options.workers), torch.get_num_threads()))
+    limit_threads(options.workers)
     device = choose_device(options.device, options.engine)
     return build_server(
         {name: _load(name, options, device) for name in with_revision(options.model, options.revision)},

@@ -13,7 +13,7 @@ from ..extras import extra
 from ..hub.publishing import Candidate, Publisher, last_push
 from ..metrics import COMPARED_BY, compare_sets, score, tokenizer_of
 from ..model.sentences_vaswani import LanguageTags
-from ..processes import on_main_process, own_device
+from ..processes import limit_threads, on_main_process, own_device
 from ..recipe import HubRecipe
 from ..records import Result, Verdict
 from ..run_folder import (
@@ -199,6 +199,7 @@ def judge(candidate: Candidate, device: torch.device | None = None) -> Verdict |
     if after is not None:
         _check_text(candidate, texts, after)
     device = device or own_device()
+    limit_threads()
     before = before or _translate(name, texts, device)
     after = after or _translate(folder, texts, device, is_own=True)
     how = recipe.evaluation.tokenize, recipe.evaluation.lowercase

@@ -119,3 +119,10 @@ def test_options_become_arguments(converted, tmp_path, capsys) -> None:
         (tmp_path, Path("new"), "onnx", None, False, conversion.SENTENCE),
         (tmp_path, Path("new"), "ctranslate2", "int8", True, "Hello."),
     ]
+
+
+def test_a_conversion_computes_with_the_processors_of_the_process(monkeypatch, tmp_path, capsys) -> None:
+    asked = []
+    monkeypatch.setattr("hf_vaswani.processes.limit_threads", lambda: asked.append(True))
+    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "to"), "--to", "marian"]) == 2
+    assert asked == [True] and "nowhere" in capsys.readouterr().err
