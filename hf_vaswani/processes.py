@@ -251,6 +251,39 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
     return cast(T, result)
 
 
+def on_every_process(launch: Launch, function: Callable[[], T]) -> list[T]:
+    """
+    Calls a function in every process, and shares all results, or the first error. All processes call this together.
+
+    Args:
+        launch ([`Launch`]): the processes.
+        function (`Callable`): called without arguments.
+
+    Returns:
+        `list`: the results of all processes, in the order of the processes, in every process.
+
+    Raises:
+        Exception: as raised by the function in this process, or else as by [`on_main_process`].
+    """
+    if launch.num_processes == 1:
+        return [function()]
+    from accelerate.utils import gather_object
+
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        result = function()
+    except Exception as error:
+        failure = error
+    found = gather_object([(result, _kind_and_text(failure))])
+    if failure is not None:
+        raise failure
+    for _, told in found:
+        if told is not None:
+            raise _error_of(*told)
+    return [cast(T, each) for each, _ in found]
+
+
 @contextmanager
 def local_main_process_first(launch: "Accelerator") -> Iterator[None]:
     """

@@ -497,9 +497,10 @@ class TrainingRecipe:
     average_best: int | None = free(None, at_least=1, at_most=10**6)
     """Number of checkpoints with the best validations to average instead of the newest; they are kept on disk. If set,
     `save_every` must be a multiple of `validate_every`."""
-    data_workers: int = free(0, at_least=0, at_most=1024)
+    data_workers: int | None = free(None, at_least=0, at_most=1024)
     """Worker processes of each training process that prepare batches in advance; 0 prepares each batch when it is
-    needed."""
+    needed. `null` is 1 on a GPU or another accelerator for text that is encoded while the model trains (streams,
+    running text, `tokenizer.bpe_dropout`, `data.augment`), and otherwise 0."""
     cpu_threads: int | None = free(None, at_least=1, at_most=1024)
     """Threads of each training process on a CPU; `null` divides the processors that it may use, by affinity and the
     quota of a container, among the processes of the machine, whatever `OMP_NUM_THREADS` says."""

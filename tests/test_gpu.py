@@ -22,7 +22,7 @@ from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import optimization
 from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer, build_schedule
-from hf_vaswani.training.preparation import needs_few_shapes
+from hf_vaswani.training.preparation import is_accelerator
 from hf_vaswani.training.update import Updater
 from hf_vaswani.translation.batches import log_probabilities, translate_n_best
 from hf_vaswani.translation.quantization import has_bfloat16
@@ -82,7 +82,7 @@ def test_few_shapes_have_the_loss_and_gradients_of_the_cpu(kind) -> None:
     rows = [{"number": n, "source_ids": [4 + n % 7] * n, "target_ids": [5 + n % 5] * (n + 2)} for n in range(1, 18)]
     found = []
     for device in (torch.device("cpu"), GPU):
-        made = PairCollator(0, order=BatchOrder(99, few_shapes=needs_few_shapes(device)))(rows)
+        made = PairCollator(0, order=BatchOrder(99, few_shapes=is_accelerator(device)))(rows)
         model, numbers = tiny_model().to(device), made.pop("numbers")
         passes = TwoPasses(TrainingRecipe(**kind), 1, model)
         inputs = {name: part.to(device) for name, part in passes(made, numbers, 3).items()}

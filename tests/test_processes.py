@@ -5,6 +5,8 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from threading import Barrier, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,13 @@ import pytest
 import torch
 
 from hf_vaswani import processes
-from hf_vaswani.processes import Processes, build_accelerator, close_process_group, on_main_process
+from hf_vaswani.processes import (
+    Processes,
+    build_accelerator,
+    close_process_group,
+    on_every_process,
+    on_main_process,
+)
 from hf_vaswani.recipe import TrainingRecipe
 
 from .children import Child, free_port, run, run_launched, run_python, worlds
@@ -100,6 +108,45 @@ def test_whatever_the_main_process_fails_with_ends_all(monkeypatch, error, kind,
 def test_a_result_of_the_main_process_is_everybodys_and_made_once(monkeypatch) -> None:
     numbers = iter([7])
     assert in_turns(monkeypatch, lambda launch: on_main_process(launch, next, numbers)) == [7, 7]
+
+
+def test_results_are_shared_by_all_and_so_is_the_error_of_one(monkeypatch) -> None:
+    """Nobody waits for a process that has failed; in place of two processes there are two threads."""
+    barrier, told = Barrier(2), dict[str, list[object]]()
+
+    def gather(objects: list[object]) -> list[object]:
+        told[current_thread().name] = objects
+        barrier.wait(20)
+        return [*told["0"], *told["1"]]
+
+    def outcomes(*functions: Callable[[], object]) -> list[object]:
+        found: list[object] = [None, None]
+
+        def run(index: int) -> None:
+            launch: Any = SimpleNamespace(num_processes=2, process_index=index)
+            try:
+                found[index] = on_every_process(launch, functions[index])
+            except Exception as error:
+                found[index] = error
+
+        threads = [Thread(target=run, args=(index,), name=str(index)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return found
+
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file", "a.txt")
+
+    monkeypatch.setattr("accelerate.utils.gather_object", gather)
+    assert outcomes(lambda: 3, lambda: "four") == [[3, "four"]] * 2
+    other, own = outcomes(lambda: 3, fail)
+    assert isinstance(own, FileNotFoundError) and type(other) is OSError and str(other) == str(own)
+    first, second = outcomes(fail, fail)
+    assert isinstance(first, FileNotFoundError) and isinstance(second, FileNotFoundError)
+    alone: Any = SimpleNamespace(num_processes=1, process_index=0)
+    assert on_every_process(alone, lambda: 5) == [5]
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("bad line"), 2), (KeyError("a bug"), 1)])

@@ -40,6 +40,18 @@ def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
     return batches
 
 
+def to_device(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
+    """
+    Copies batches to a device. To a CUDA GPU they are copied from pinned memory, for which this process does not wait:
+    torch keeps that memory until it has been read.
+    """
+    if device.type != "cuda":
+        return [{name: part.to(device) for name, part in batch.items()} for batch in batches]
+    return [
+        {name: part.pin_memory().to(device, non_blocking=True) for name, part in batch.items()} for batch in batches
+    ]
+
+
 def rounded_up(count: int, multiple: int = 1) -> int:
     """
     Rounds up to a multiple of a number that is one of few: there are eight between a power of two and the next one, so
@@ -281,8 +293,6 @@ class EpochUpdates:
             collate_fn=collator,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            # A thread beside them makes the batches ready to be copied to the GPU.
-            pin_memory=num_workers > 0 and torch.cuda.is_available(),
             worker_init_fn=ignore_signals,
             # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..extras import extra
 from .encoding import EncodedRows, cached, id_lists, list_lengths
-from .objectives import BlockText, Objective
+from .objectives import ALL, BlockText, Objective
 from .tokenizer import backend
 from .windows import ENCODE_BATCH, Window, WindowText
 
@@ -208,15 +208,17 @@ class BlockEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
         numbers, repetitions = window.rows
-        return replace(window, rows=window.rows[:, :0]), self.table(numbers, repetitions)
+        table = self.table(numbers, repetitions, window.part(len(numbers)))
+        return replace(window, rows=window.rows[:, :0]), table
 
-    def table(self, numbers: np.ndarray, repetitions: np.ndarray) -> pa.Table:
+    def table(self, numbers: np.ndarray, repetitions: np.ndarray, part: slice = ALL) -> pa.Table:
         """
-        Makes the rows of blocks.
+        Makes the rows of a part of the blocks that are read together.
 
         Args:
             numbers (`np.ndarray` of shape `(blocks,)`): numbers of the blocks.
             repetitions (`np.ndarray` of shape `(blocks,)`): how often each was taken before.
+            part (`slice`): the blocks whose rows are made.
 
         Returns:
             `pa.Table` with the columns of the objective, and `number`.
@@ -230,7 +232,7 @@ class BlockEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
             random.Random(f"{self.seed} {number} {repetition}")
             for number, repetition in zip(numbers.tolist(), repetitions.tolist(), strict=True)
         ]
-        return self.objective.table(texts, rngs, numbers.tolist())
+        return self.objective.table(texts, rngs, numbers.tolist(), part)
 
 
 def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
@@ -272,7 +274,7 @@ class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
                 numbers.append(text.numbers[block.first])
                 repetition = text.repetitions[block.first]
                 rngs.append(random.Random(f"{self.seed} {numbers[-1]} {repetition} {block.start}"))
-        table = self.objective.table(texts, rngs, numbers)
+        table = self.objective.table(texts, rngs, numbers, window.part(len(texts)))
         return replace(window, texts=[], pairs=len(texts)), table
 
     @staticmethod

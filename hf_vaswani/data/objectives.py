@@ -16,6 +16,8 @@ from .noise import corrupted_spans, infilled, masked_fragment, masked_tokens, re
 MASK = "<mask>"
 # A first piece of a word begins with a space, which byte-level vocabularies write as Ġ and SentencePiece as ▁.
 SPACES = ("Ġ", "▁", " ", "<0x20>")
+# All blocks that are read together.
+ALL = slice(None)
 NOISE_RATES = {"masked_lm": 0.15, "span_corruption": 0.15, "infilling": 0.3, "fragment": 0.5}
 
 
@@ -59,14 +61,16 @@ class Objective:
         """Makes the row of a block, by the random numbers for it."""
         raise NotImplementedError
 
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> list[Row]:
-        """Makes the rows of blocks that are read together, by the random numbers for each."""
-        return [self.row(text, rng) for text, rng in zip(texts, rngs, strict=True)]
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random], part: slice = ALL) -> list[Row]:
+        """Makes the rows of a part of the blocks that are read together, by the random numbers for each."""
+        return [self.row(text, rng) for text, rng in zip(texts[part], rngs[part], strict=True)]
 
-    def table(self, texts: Sequence[BlockText], rngs: Sequence[random.Random], numbers: Sequence[int]) -> pa.Table:
-        """Makes the rows of blocks as an Arrow table, with the `number` of each block."""
-        rows = self.rows(texts, rngs)
-        found = {"number": pa.array(numbers, pa.int64())}
+    def table(
+        self, texts: Sequence[BlockText], rngs: Sequence[random.Random], numbers: Sequence[int], part: slice = ALL
+    ) -> pa.Table:
+        """Makes the rows of a part of the blocks as an Arrow table, with the `number` of each block."""
+        rows = self.rows(texts, rngs, part)
+        found = {"number": pa.array(numbers[part], pa.int64())}
         for name in ("source_ids", "target_ids", *self.columns):
             values = [row[name] for row in rows]
             found[name] = pa.array(values, pa.int64()) if name == "next_sentence" else as_lists(values)
@@ -245,10 +249,10 @@ class NextSentence(MaskedLM):
     extra = 3
     columns = ("segments", "next_sentence")
 
-    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random]) -> list[Row]:
+    def rows(self, texts: Sequence[BlockText], rngs: Sequence[random.Random], part: slice = ALL) -> list[Row]:
         """See [`Objective`]."""
         rows, others = [], _next_documents(texts)
-        for text, rng in zip(texts, rngs, strict=True):
+        for text, rng in zip(texts[part], rngs[part], strict=True):
             first, second = _halves(text, rng)
             # The same random numbers whatever they are used for.
             is_other, start = rng.random() < 0.5, rng.randrange(len(texts))

@@ -15,7 +15,7 @@ from ..extras import extra
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .reading import Source, load_splits
 from .tokenizer import add_tags, is_tag, load_tokenizer, train_tokenizer
-from .windows import RenewedUpdates, StreamUpdates
+from .windows import Exchange, RenewedUpdates, StreamUpdates
 
 with extra("train"):
     from datasets import Dataset, IterableDataset
@@ -120,7 +120,7 @@ class TaskData(ABC):
         streaming (`bool`): whether to read the training text on demand, without a cache.
         stream_window (`int`): rows that are encoded and shuffled together where text is not encoded once for all.
         num_proc (`int`, *optional*): processes that encode the training text and look for held-out text in it.
-        data_workers (`int`): processes that prepare batches.
+        data_workers (`int`, *optional*): processes that prepare batches; by default, those that the device needs.
         max_length (`int`, *optional*): most tokens that the model accepts, which only learned positions limit.
     """
 
@@ -130,7 +130,7 @@ class TaskData(ABC):
     streaming: bool = False
     stream_window: int = 100_000
     num_proc: int | None = None
-    data_workers: int = 0
+    data_workers: int | None = None
     max_length: int | None = None
 
     contents = "text"
@@ -301,6 +301,8 @@ class TaskData(ABC):
         tokenizer: PreTrainedTokenizerBase,
         order: BatchOrder,
         labels: Sequence[str] = (),
+        window_workers: int = 0,
+        exchange: Exchange | None = None,
     ) -> Updates:
         """
         Encodes the training text and groups it into updates.
@@ -310,6 +312,8 @@ class TaskData(ABC):
             tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
             order ([`BatchOrder`]): token budget, seed and processes.
             labels (`Sequence[str]`): names of the labels, by id.
+            window_workers (`int`): default of `data_workers` for text that is encoded while the model trains.
+            exchange (`Exchange`, *optional*): lets all processes encode such text together.
 
         Returns:
             [`Updates`].
@@ -325,12 +329,12 @@ class TaskData(ABC):
             )
         collator = PairCollator(tokenizer.pad_token_id, self.row_columns(tokenizer), order)
         updates: Updates
-        workers = self.data_workers
         windows: dict[str, Any] = {
             "size": self.stream_window,
             "order": order,
             "collator": collator,
-            "num_workers": workers,
+            "num_workers": window_workers if self.data_workers is None else self.data_workers,
+            "exchange": exchange,
         }
         if self.streaming:
             encoder = self.window_encoder(tokenizer, order.seed)
@@ -342,7 +346,7 @@ class TaskData(ABC):
             if text.empty or sampler.skipped:
                 logger.warning(f"Skipped: {order.describe_skipped(text.empty, sampler.skipped)}")
             if text.numbers is None:
-                updates = EpochUpdates(text.rows, sampler, collator, workers)
+                updates = EpochUpdates(text.rows, sampler, collator, self.data_workers or 0)
             else:
                 updates = RenewedUpdates(numbers=text.numbers, sampler=sampler, encoder=text.rows, **windows)
             updates.fingerprint = updates.fingerprint | text.fingerprint

@@ -6,8 +6,9 @@ The windows are parts of an epoch over text on disk, whose rows are made anew ea
 import copy
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -29,6 +30,9 @@ with extra("train"):
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
+
+# Calls a function in every process, and returns all results, in the order of the processes.
+Exchange = Callable[[Callable[[], Any]], list[Any]]
 
 # Pairs that are encoded at once, because the results of the tokenizer take far more memory than the ids.
 ENCODE_BATCH = 1000
@@ -65,6 +69,7 @@ class Window:
         passes (`tuple[int, int]`): complete passes over the text at its two ends.
         texts (`list[WindowText]`): the pairs, unless the encoder reads them.
         rows (`np.ndarray` of shape `(2, pairs)`): numbers and repetitions of the pairs that the encoder reads.
+        share (`tuple[int, int]`): index of this process, and number of processes that encode the window together.
     """
 
     index: int
@@ -74,6 +79,12 @@ class Window:
     passes: tuple[int, int]
     texts: list[WindowText] = field(default_factory=list)
     rows: np.ndarray = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    share: tuple[int, int] = (0, 1)
+
+    def part(self, count: int) -> slice:
+        """Returns the part of a number of rows that this process encodes."""
+        index, processes = self.share
+        return slice(count * index // processes, count * (index + 1) // processes)
 
 
 @dataclass(eq=False)
@@ -93,9 +104,9 @@ class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     sources: Sequence[Source] = ()
 
     def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
-        tables = []
-        for text in window.texts or self.read(*window.rows):
-            for start in range(0, len(text.sources), ENCODE_BATCH):
+        tables, mine = [], window.part(window.pairs)
+        for text in _cut(window.texts, mine) or self.read(*window.rows[:, mine]):
+            for start in range(0, max(1, len(text.sources)), ENCODE_BATCH):
                 part = slice(start, start + ENCODE_BATCH)
                 tables.append(
                     encode_rows(
@@ -123,6 +134,17 @@ class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
         return texts
 
 
+def _cut(texts: Sequence[WindowText], part: slice) -> list[WindowText]:
+    """Returns a part of the pairs of several sources."""
+    found, first = [], 0
+    for text in texts:
+        here = slice(max(0, part.start - first), max(0, part.stop - first))
+        numbers, repetitions = text.numbers[here], text.repetitions[here]
+        found.append(WindowText(text.sources[here], text.targets[here], numbers, repetitions, text.source_prefix))
+        first += len(text.sources)
+    return found
+
+
 @dataclass(kw_only=True)
 class WindowUpdates:
     """
@@ -134,6 +156,8 @@ class WindowUpdates:
         order ([`BatchOrder`]): token budget, seed and processes.
         collator ([`PairCollator`]): pads the batches.
         num_workers (`int`): processes that encode windows ahead of the training; 0 encodes them in this process.
+        exchange (`Exchange`, *optional*): lets the processes of `order` encode each window together, a part each; by
+            default, each encodes all of it.
         start (`dict[str, Any]`), fingerprint (`dict[str, Any]`): see [`Updates`].
     """
 
@@ -142,6 +166,7 @@ class WindowUpdates:
     order: BatchOrder
     collator: PairCollator
     num_workers: int = 0
+    exchange: Exchange | None = None
     start: dict[str, Any] = field(init=False)
     fingerprint: dict[str, Any] = field(init=False)
 
@@ -154,7 +179,7 @@ class WindowUpdates:
         update, passes = position["update"], -1
         loader = DataLoader(
             self.encoder,
-            sampler=self.windows(position),
+            sampler=self._shares(self.windows(position)),
             batch_size=None,
             collate_fn=_identity,
             num_workers=self.num_workers,
@@ -164,7 +189,7 @@ class WindowUpdates:
             generator=torch.Generator(),
         )
         complete, is_first = True, self.order.few_shapes and position == self.start
-        for window, table in loader:
+        for window, table in self._whole(iter(loader)):
             passes = window.passes[0] if passes < 0 else passes
             pairs = Dataset(table, fingerprint="window")
             lengths = pair_lengths(pairs)
@@ -189,6 +214,21 @@ class WindowUpdates:
                     reached = window.after | {"update": 0}
                 yield [self.collator(rows.__getitems__(batch.tolist())) for batch in batches], reached
             update = 0
+
+    def _shares(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Yields windows with the part of each that this process encodes."""
+        share = self.order.process_index, self.order.num_processes
+        for window in windows:
+            yield window if self.exchange is None else replace(window, share=share)
+
+    def _whole(self, parts: Iterator[tuple[Window, pa.Table]]) -> Iterator[tuple[Window, pa.Table]]:
+        """Yields windows with the rows that all processes have encoded, the same in each."""
+        if self.exchange is None:
+            yield from parts
+            return
+        while True:
+            found = self.exchange(partial(next, parts))
+            yield found[0][0], pa.concat_tables([table for _, table in found])
 
     def _is_complete(self, window: Window, lengths: np.ndarray) -> bool:
         """Returns whether no pair of a window is skipped; warns otherwise."""

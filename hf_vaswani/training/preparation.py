@@ -32,7 +32,7 @@ from ..extras import extra
 from ..files import atomic_folder, atomic_write_text
 from ..model.sentences_vaswani import language_tag
 from ..model_names import commit_of
-from ..processes import local_main_process_first, on_main_process
+from ..processes import local_main_process_first, on_every_process, on_main_process
 from ..recipe import PAIR_TASKS, TEXT_TASKS, Recipe, SourceRecipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
@@ -204,8 +204,8 @@ def batch_order(
     return BatchOrder(tokens, recipe.seed, count, num_processes, process_index, limit, few_shapes)
 
 
-def needs_few_shapes(device: torch.device) -> bool:
-    """Returns whether each new shape of a batch costs time on a device: libraries of accelerators prepare for it."""
+def is_accelerator(device: torch.device) -> bool:
+    """Returns whether a device other than the CPU computes: each new shape costs time there, and the CPU is free."""
     return device.type != "cpu"
 
 
@@ -253,12 +253,9 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
         # A classifier goes on with its own labels.
         labels = labels_of(Path(recipe.run_dir) / START)
     with local_main_process_first(accelerator):
-        data = task_data(recipe)
-        few_shapes = needs_few_shapes(accelerator.device)
-        order = batch_order(recipe, accelerator.num_processes, accelerator.process_index, few_shapes)
-        updates = data.build_updates(sources, tokenizer, order, labels)
-        sets = data.encode_sets(evaluated, tokenizer, labels)
-    if resume is None and few_shapes and isinstance(updates, EpochUpdates):
+        updates = _build_updates(recipe, accelerator, sources, tokenizer, labels)
+        sets = task_data(recipe).encode_sets(evaluated, tokenizer, labels)
+    if resume is None and is_accelerator(accelerator.device) and isinstance(updates, EpochUpdates):
         on_main_process(accelerator, _record_padding, Path(recipe.run_dir), updates)
     # On a resume, `check_start` has compared these.
     start = resume.progress.data.get("start") if resume is not None else None
@@ -272,6 +269,20 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
         on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, True)
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     return run
+
+
+def _build_updates(
+    recipe: Recipe,
+    accelerator: "Accelerator",
+    sources: list[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: list[str],
+) -> Updates:
+    """Groups the text into updates as the device of this process, and the number of processes, ask for it."""
+    on_accelerator = is_accelerator(accelerator.device)
+    order = batch_order(recipe, accelerator.num_processes, accelerator.process_index, on_accelerator)
+    together = partial(on_every_process, accelerator) if accelerator.num_processes > 1 else None
+    return task_data(recipe).build_updates(sources, tokenizer, order, labels, int(on_accelerator), together)
 
 
 def _checksum(sources: list[Source]) -> int:

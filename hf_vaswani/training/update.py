@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from ..captured import CapturedStep
+from ..data.batching import to_device
 from ..extras import extra
 from ..interruption import Interruption
 from ..model.heads_vaswani import VaswaniClassifier
@@ -20,7 +21,6 @@ from ..recipe import TrainingRecipe
 
 with extra("train"):
     from accelerate import Accelerator
-    from accelerate.utils import send_to_device
 
 
 # Shapes of batches whose graphs are kept, the last ones that occurred.
@@ -150,7 +150,7 @@ class Updater:
         accelerator, device = self.accelerator, self.accelerator.device
         if self.runs_ahead:
             batches = [self._ready(batch) for batch in batches]
-        batches = send_to_device(batches, device, non_blocking=self.runs_ahead)
+        batches = to_device(batches, device)
         # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would
         # weigh more than one of a large batch. The same holds for the texts of a second objective.
         names = ("labels", "next_sentence_label")
@@ -192,14 +192,13 @@ class Updater:
 
     def _ready(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """
-        Makes a batch ready for a copy that nobody waits for, and its mask such that transformers need not read from
-        the GPU whether there is padding.
+        Makes the mask of a batch such that transformers need not read from the GPU whether there is padding.
         """
         if self.reads_no_mask:
             mask = batch.pop("attention_mask") != 0
             if not mask.all():
                 batch["attention_mask"] = mask[:, None, None]
-        return {name: part.pin_memory() for name, part in batch.items()}
+        return batch
 
     def _clip(self) -> torch.Tensor:
         """Clips the gradients, and returns their norm."""

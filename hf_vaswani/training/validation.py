@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..data.augmentation import altered_set
-from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
+from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler, to_device
 from ..data.encoding import pair_lengths
 from ..data.task_data import EvaluationSet
 from ..extras import extra
@@ -27,11 +27,11 @@ from ..translation.alignment import choose_alignment
 from ..translation.batches import translate_corpus
 from ..translation.lines import cut_lines
 from ..translation.quantization import float32_products
-from .preparation import Run, needs_few_shapes, task_data
+from .preparation import Run, is_accelerator, task_data
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
 with extra("train"):
-    from accelerate.utils import gather_object, send_to_device
+    from accelerate.utils import gather_object
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
             max(run.recipe.training.tokens_per_batch, int(lengths.max())),
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
-            few_shapes=needs_few_shapes(accelerator.device),
+            few_shapes=is_accelerator(accelerator.device),
         )
         rows = DataLoader(
             pairs.encoded,
@@ -205,8 +205,8 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
         sums: dict[str, torch.Tensor] = {}
         for batch in rows:
             del batch["numbers"]
-            batch = send_to_device(batch, accelerator.device)
-            measures = batch_measures(model, batch)
+            (batch,) = to_device([batch], accelerator.device)
+            measures: dict[str, Any] = batch_measures(model, batch)
             batch.pop("next_sentence_label", None)
             loss = model(**batch, num_items_in_batch=1, loss_only=True).loss
             measures["loss"] = loss, (batch["labels"] != -100).sum()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hf_vaswani.data.batching import (
     length_batches,
     lengths_fingerprint,
     rounded_up,
+    to_device,
 )
 from hf_vaswani.data.tokenizer import train_tokenizer
 
@@ -114,6 +116,24 @@ def test_collator_equals_a_slow_one() -> None:
             assert row == [int(place < len(pair["source_ids"])) for place in range(len(row))]
         assert batch["numbers"].tolist() == [1, 2, 3, 4, 5]
         assert all(tensor.dtype == torch.long for tensor in batch.values())
+
+
+def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting() -> None:
+    """And to other devices as they are: only CUDA reads pinned memory by itself."""
+    calls: list[Any] = []
+
+    class Part:
+        def pin_memory(self) -> "Part":
+            calls.append("pinned")
+            return self
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> str:
+            calls.append((device.type, non_blocking))
+            return "there"
+
+    for name in ("cuda", "cpu", "xpu"):
+        assert to_device([{"labels": cast(Any, Part())}], torch.device(name)) == [{"labels": "there"}]
+    assert calls == ["pinned", ("cuda", True), ("cpu", False), ("xpu", False)]
 
 
 # ---- Few shapes --------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Blocks of encoded text: their tokens, documents and rows, and that chance depends on nothing but seed and number."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
@@ -12,15 +14,16 @@ from hf_vaswani.data.blocks import (
     Block,
     BlockEncoder,
     EncodedText,
+    TextWindowEncoder,
     blocks_of,
     document_numbers,
     encode_lines,
     fixed_rows,
 )
 from hf_vaswani.data.encoding import EncodedRows, list_lengths
-from hf_vaswani.data.objectives import CausalLM, MaskedLM
+from hf_vaswani.data.objectives import CausalLM, MaskedLM, NextSentence
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.data.windows import Window
+from hf_vaswani.data.windows import Window, WindowText
 
 CAUSAL = CausalLM(1, 2)
 MASKED = MaskedLM(0.15, 3, [500, 501], None, 1, 2, 40)
@@ -86,6 +89,23 @@ def test_chance_depends_on_seed_number_and_turn_alone() -> None:
     assert table["source_ids"].to_pylist() == rows([3, 1]) and kept.rows.shape == (2, 0)
 
 
+NEXT = NextSentence(0.15, 3, [500, 501], None, 1, 2, 40)
+
+
+@pytest.mark.parametrize("objective", [CAUSAL, MASKED, NEXT], ids=["packed", "apart", "next sentence"])
+def test_the_parts_of_several_processes_are_the_rows_of_one(objective) -> None:
+    """What replaces a next sentence comes from any part of the window."""
+    text = EncodedText(encoded(LENGTHS, DOCUMENTS), objective, 40)
+    count = len(text)
+    window = Window(0, {}, {}, count, (0, 0), rows=np.array([range(1, count + 1), [0] * count]))
+    encoder = BlockEncoder([text], objective, 1)
+    _, whole = encoder[window]
+    for processes in (2, 3, count + 2):
+        parts = [encoder[replace(window, share=(index, processes))][1] for index in range(processes)]
+        assert max(map(len, parts)) <= count // processes + 1
+        assert pa.concat_tables(parts).to_pylist() == whole.to_pylist()
+
+
 # ---- Lines -------------------------------------------------------------------------------------------------------
 
 TEXT = {
@@ -97,6 +117,17 @@ TEXT = {
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(TEXT["text"] * 3, vocab_size=300)
+
+
+@pytest.mark.parametrize("objective", [CAUSAL, NEXT], ids=["packed", "next sentence"])
+def test_the_parts_of_a_stream_are_the_rows_of_one(tokenizer, objective) -> None:
+    names = TEXT["text"], TEXT["document"]
+    texts = [WindowText(*names, range(start, start + 5), [0] * 5, None) for start in (1, 100)]
+    encoder = TextWindowEncoder(tokenizer, objective, 12, seed=1)
+    kept, whole = encoder[Window(0, {}, {}, 10, (0, 0), texts)]
+    parts = [encoder[Window(0, {}, {}, 10, (0, 0), texts, share=(index, 2))] for index in range(2)]
+    assert kept.pairs == len(whole) == parts[0][0].pairs and all(0 < len(table) < len(whole) for _, table in parts)
+    assert pa.concat_tables([table for _, table in parts]).to_pylist() == whole.to_pylist()
 
 
 def test_lines_are_encoded_without_special_tokens(tokenizer) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
+from hf_vaswani.data import windows
 from hf_vaswani.data.augmentation import TextAugmenter
 from hf_vaswani.data.batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.data.encoding import EncodedRows, encode_pairs, pair_lengths
+from hf_vaswani.data.encoding import EncodedRows, encode_pairs, encode_rows, pair_lengths
 from hf_vaswani.data.reading import Source
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.data.windows import (
@@ -24,6 +25,8 @@ from hf_vaswani.data.windows import (
     WindowText,
     WindowUpdates,
 )
+
+from ..conftest import dear
 
 WORDS = "lower newer wider lowest newest widest slower".split()
 SIDES = ("source", "target")
@@ -164,6 +167,42 @@ def test_processes_share_the_updates_of_one(tokenizer, build: Callable[..., Any]
         theirs = [batch for some in zip(*(own for own, _ in parts), strict=True) for batch in some]
         assert equal(theirs[: len(batches)], batches)
         assert all((batch["labels"] == -100).all() for batch in theirs[len(batches) :])
+
+
+@pytest.mark.parametrize("build", [renewed, two_streams])
+@pytest.mark.parametrize("workers", [0, dear(1)])
+def test_each_process_encodes_its_share_and_has_the_batches_of_all(tokenizer, monkeypatch, build, workers) -> None:
+    """Windows of an odd number of pairs, and some that are too small for each to have a part of every source."""
+    encoded: list[int] = []
+
+    def counted(sources: list[str], *arguments: Any) -> Any:
+        encoded.append(len(sources))
+        return encode_rows(sources, *arguments)
+
+    def rank(index: int, exchange: Any = None) -> Any:
+        updates = build(tokenizer, size=size, num_processes=2, process_index=index, workers=workers)
+        updates.exchange = exchange
+        return updates
+
+    for size in (39, 3):
+        for index in range(2):
+            alone = one_pass(rank(index))
+            other = rank(1 - index, exchange=list)
+            others = map(other.encoder.__getitem__, other._shares(other.windows(other.start)))
+
+            def exchange(encode: Callable[[], Any], index: int = index, others: Any = others) -> list[Any]:
+                with monkeypatch.context() as patch:
+                    patch.setattr(windows, "encode_rows", counted)
+                    mine = encode()
+                return [mine, next(others)][:: 1 - 2 * index]
+
+            encoded.clear()
+            together = one_pass(rank(index, exchange))
+            assert [reached for _, reached in together] == [reached for _, reached in alone]
+            assert all(equal(ours, theirs) for (ours, _), (theirs, _) in zip(together, alone, strict=True))
+            # Of an odd number, the second process has one more. A worker counts elsewhere.
+            pairs = sum(len(each) for each in pairs_of(one_pass(build(tokenizer, size=size))).values())
+            assert workers or size < 39 or abs(sum(encoded) - pairs / 2) <= pairs / size
 
 
 @KINDS

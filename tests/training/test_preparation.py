@@ -13,8 +13,10 @@ from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.data.batching import EpochUpdates
 from hf_vaswani.data.objectives import ObjectiveSettings
 from hf_vaswani.data.task_data import VocabularySettings
+from hf_vaswani.data.windows import WindowUpdates
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_environment, read_recipe
 from hf_vaswani.training import preparation
@@ -65,7 +67,7 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
 
 
-def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_needs_few_shapes(tmp_path, monkeypatch, caplog) -> None:
+def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_is_accelerator(tmp_path, monkeypatch, caplog) -> None:
     """It begins without them and goes on with them; the padding of a run that begins so is recorded."""
     build, few = preparation.batch_order, False
     monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1], few))
@@ -91,7 +93,7 @@ def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_needs_few_shapes(tmp
 
 
 def test_the_padding_of_few_shapes_is_recorded_where_the_device_needs_them(tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(preparation, "needs_few_shapes", lambda device: True)
+    monkeypatch.setattr(preparation, "is_accelerator", lambda device: True)
     assert main(["train", *tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]) == 0
     environment = read_environment(tmp_path / "run")
     assert 0 < environment.padding < 0.9 and environment.shapes > 1
@@ -101,6 +103,36 @@ def test_the_padding_of_few_shapes_is_recorded_where_the_device_needs_them(tmp_p
     assert main(["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]) == 0
     assert caplog.text.count("of their positions are padding") == 1
     assert read_environment(tmp_path / "run") == environment
+
+
+@pytest.mark.parametrize("options", [[], dear(["--data.streaming=true"])], ids=str)
+def test_a_worker_encodes_what_is_made_anew_and_changes_nothing(tmp_path, monkeypatch, options) -> None:
+    """By default, where an accelerator leaves the processor time for it; the run goes on without it."""
+    counts, after = [], WindowUpdates.after
+
+    def spy(self: WindowUpdates, position: dict[str, Any]) -> Any:
+        counts.append(self.num_workers)
+        return after(self, position)
+
+    monkeypatch.setattr(WindowUpdates, "after", spy)
+    arguments = [*tiny_recipe(tmp_path), "--tokenizer.bpe_dropout=0.2", "--data.stream_window=50", *options]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "without")]) == 0
+    build = preparation.batch_order
+    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1]))
+    monkeypatch.setattr(preparation, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(preparation, "_record_padding", lambda *arguments: None)
+    one = ["train", *arguments, "--run_dir", str(tmp_path / "one")]
+    assert main([*one, "--training.max_steps=5"]) == 0
+    assert main([*one, "--training.data_workers=0"]) == 0
+    assert counts == [0, 1, 0]
+    assert same_weights(tmp_path / "without" / "checkpoint-12", tmp_path / "one" / "checkpoint-12")
+    # Text that is encoded once needs no other process.
+    del counts[:]
+    seen: list[int] = []
+    monkeypatch.setattr(EpochUpdates, "after", lambda self, position: seen.append(self.loader.num_workers) or iter(()))
+    with pytest.raises(StopIteration):
+        main(["train", *tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "cached")])
+    assert seen == [0] and not counts
 
 
 @pytest.mark.slow
