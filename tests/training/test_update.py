@@ -10,10 +10,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_vaswani.interruption import Interruption
+from hf_vaswani.model import kernels_vaswani
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
-from hf_vaswani.training import optimization
+from hf_vaswani.training import consistency, optimization
 from hf_vaswani.training import update as update_module
 from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer, build_schedule, noam
@@ -338,3 +341,37 @@ def test_passes_that_cannot_be_captured_are_not_tried_again(monkeypatch, cuda_gr
     assert all(each.finite for each in outcomes) and not updater.captures_passes
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("A pass runs without a CUDA graph, because its capture failed: operation not permitted")
+
+
+class OneDevice(TorchDispatchMode):
+    """Fails for an operator that has a tensor on the CPU among others: a GPU would copy it, and wait."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        found = [each for each in tree_leaves((arguments, keywords)) if isinstance(each, torch.Tensor)]
+        assert {each.device.type for each in found} <= {"meta"}, function
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("training", [{}, {"r_drop": RDropRecipe()}], ids=str)
+def test_all_tensors_of_passes_and_of_muon_are_on_the_device(monkeypatch, training) -> None:
+    monkeypatch.setattr(kernels_vaswani, "type_of_products", lambda _: torch.float32)
+    monkeypatch.setattr(consistency, "type_of_products", lambda _: torch.float32)
+    device = torch.device("meta")
+    with device:
+        model = networks.tiny_model().train()
+        batch = networks.with_labels()
+        mask = torch.ones(3, 1, 1, batch["input_ids"].shape[1], dtype=torch.bool)
+        if training:
+            target = model.prepare_decoder_input_ids_from_labels(batch["labels"]).repeat(2, 1)
+            batch |= {"input_ids": batch["input_ids"].repeat(2, 1), "decoder_input_ids": target}
+        batch["attention_mask"] = mask.repeat(1 + bool(training), 1, 1, 1)
+        more = {"epsilon_ls": 0.1, "num_items_in_batch": torch.ones((), dtype=torch.long), "loss_only": True}
+    with TwoPasses(TrainingRecipe(**training), 1, model).loss(), OneDevice():
+        model(**batch, **more).loss.backward()
+    matrices = [each for each in model.parameters() if each.dim() == 2]
+    optimizer = optimization.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    optimizer.found_inf = torch.zeros((), device=device)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros((), device=device)
+    with OneDevice():
+        optimizer.step()
