@@ -38,6 +38,7 @@ from ..run_folder import (
     unchangeable,
     write_progress,
 )
+from ..translation.quantization import has_bfloat16
 from .consistency import check_padding
 from .optimization import OPTIMIZERS, build_optimizer, build_schedule
 from .preparation import Run, launch_of
@@ -131,8 +132,7 @@ def build_model(run: Run) -> VaswaniPreTrainedModel:
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
         # On a CPU, the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
         model.set_attn_implementation("eager")
-        capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-        if not capabilities.get("avx512_bf16", True):
+        if not has_bfloat16(run.accelerator.device):
             logger.warning(
                 "training.mixed_precision is bf16, but this CPU has no instructions for bfloat16 and is many times "
                 "slower with it than with float32: use training.mixed_precision no."
