@@ -54,6 +54,7 @@ class Recorder(TorchDispatchMode):
             tensor.copy_(value)
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
     def replay(self) -> None:
         """Computes the recorded operators again, on the tensors that they had, or on the new results of others."""
         new: dict[int, torch.Tensor] = {}

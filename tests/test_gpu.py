@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,12 +20,14 @@ from hf_vaswani.cli import main
 from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.interruption import Interruption
+from hf_vaswani.model.generation_vaswani import FastSearchMixin
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import optimization
 from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer, build_schedule
 from hf_vaswani.training.preparation import is_accelerator
 from hf_vaswani.training.update import Updater
+from hf_vaswani.translation import static_search
 from hf_vaswani.translation.batches import log_probabilities, translate_n_best
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
@@ -161,6 +165,125 @@ def test_a_text_goes_on() -> None:
         settings = {"num_beams": beams, "max_new_tokens": 8}
         found = on_gpu(model).generate(prompt.to(GPU), **settings).cpu()
         assert (found == model.generate(prompt, **settings)).float().mean() > 0.9
+
+
+# ---- Searches by CUDA graphs -------------------------------------------------------------------------------------
+
+CAPTURED = {
+    "greedy search": {"num_beams": 1},
+    "beam search": {"num_beams": 4},
+    "sampling": {"num_beams": 1, "do_sample": True, "top_k": 0},
+}
+
+
+@pytest.fixture
+def by_graphs(monkeypatch):
+    """Yields the module of these searches, as if there had been none in this process."""
+    monkeypatch.setattr(static_search, "VERDICTS", {})
+    static_search.KEPT.clear()
+    yield static_search
+    static_search.KEPT.clear()
+
+
+def searched(module, model, inputs, captures: bool, **settings) -> Any:
+    """Returns what the steps of a search find, as graphs or as they are."""
+    outcome: list[Any] = []
+
+    def search(*call: Any) -> Any:
+        with module.in_fixed_places(GPU):
+            run = module.StaticSearch(*call, captures=captures)
+            outcome.extend((run, run.run()))
+        return outcome[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FastSearchMixin, "at_home", staticmethod(search))
+        torch.manual_seed(1)
+        found = model.generate(**inputs, **settings, return_dict_in_generate=True)
+    assert outcome[0].has_replayed or not captures
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", CAPTURED)
+def test_graphs_compute_what_was_captured(by_graphs, caplog, kind, dtype, count) -> None:
+    """To the last bit, from the second search on without a step that is not a replay."""
+    model, inputs, settings = on_gpu(random_model()), on_gpu(sentences(count)), CAPTURED[kind]
+    settings = settings | {"max_new_tokens": 30}
+    with torch.inference_mode(), torch.autocast("cuda", dtype, enabled=dtype is not None):
+        expected = searched(by_graphs, model, inputs, False, **settings)
+        for _ in range(3):
+            found = searched(by_graphs, model, inputs, True, **settings)
+            assert torch.equal(found.sequences, expected.sequences)
+            if kind == "beam search":
+                assert torch.equal(found.sequences_scores, expected.sequences_scores)
+    assert not [each for each in caplog.records if "CUDA graph" in each.message]
+
+
+@pytest.mark.parametrize("count", [1, 32])
+@pytest.mark.parametrize("kind", ["greedy search", "beam search"])
+def test_graphs_find_what_the_cpu_finds(by_graphs, caplog, kind, count) -> None:
+    model, inputs, settings = random_model(), sentences(count), CAPTURED[kind] | {"max_new_tokens": 30}
+    expected, theirs = model.generate(**inputs, **settings), on_gpu(model)
+    for _ in range(2):
+        found = theirs.generate(**on_gpu(inputs), **settings).cpu()
+        assert found.shape == expected.shape
+        assert (found == expected).all(dim=1).float().mean() > 0.8
+    assert {kind: True} == by_graphs.VERDICTS and not caplog.records
+    assert any(each.graph for _, each in by_graphs.KEPT[theirs].steps.values())
+
+
+def test_sampling_draws_what_it_draws_without_graphs(by_graphs, monkeypatch) -> None:
+    model, inputs, found = on_gpu(random_model()), on_gpu(sentences(8)), []
+    for variable in ("1", "1", "0"):
+        monkeypatch.setenv("HF_VASWANI_CUDA_GRAPHS", variable)
+        torch.manual_seed(1)
+        found.append(model.generate(**inputs, do_sample=True, max_new_tokens=20))
+    assert by_graphs.VERDICTS == {"sampling": True}
+    assert torch.equal(found[0], found[1])
+    assert (found[0] == found[2]).all(dim=1).float().mean() > 0.8
+
+
+def test_graphs_read_weights_that_were_trained(by_graphs) -> None:
+    model, inputs = on_gpu(random_model()), on_gpu(sentences(8))
+    settings = {"num_beams": 2, "max_new_tokens": 20}
+    before = searched(by_graphs, model, inputs, True, **settings).sequences
+    kept = by_graphs.KEPT[model]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    found, expected = (searched(by_graphs, model, inputs, each, **settings).sequences for each in (True, False))
+    assert by_graphs.KEPT[model] is kept
+    assert torch.equal(found, expected) and not torch.equal(found, before)
+
+
+def test_threads_search_by_graphs_in_turn(by_graphs) -> None:
+    models, inputs = [on_gpu(random_model(seed)) for seed in range(2)], on_gpu(sentences(8))
+    settings = {"num_beams": 4, "max_new_tokens": 20}
+    expected = [searched(by_graphs, model, inputs, False, **settings).sequences for model in models]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: models[number % 2].generate(**inputs, **settings), range(16)))
+    assert all(torch.equal(each, expected[number % 2]) for number, each in enumerate(found))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_search_by_graphs_waits_for_the_gpu_every_other_step(by_graphs, beams) -> None:
+    model, inputs = on_gpu(random_model()), on_gpu(sentences(8, True))
+    model.lm_head.weight.data[model.config.eos_token_id] = 0
+    waits = []
+    for length in (10, 30):
+        settings = {"num_beams": beams, "max_new_tokens": length, "eos_token_id": None}
+        for _ in range(3):
+            model.generate(**inputs, **settings)
+        torch.cuda.synchronize()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            model.generate(**inputs, **settings)
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchroniz" in str(each.message) for each in found))
+    # Where the search moves to other buffers; events do not count.
+    assert waits[1] - waits[0] <= 4, waits
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -15,11 +15,13 @@ from hf_vaswani import VaswaniForCausalLM
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.model import modeling_vaswani
+from hf_vaswani.model.generation_vaswani import FastSearchMixin
 from hf_vaswani.model.modeling_vaswani import VaswaniEncoder
 from hf_vaswani.recipe import RDropRecipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training.consistency import TwoPasses
 from hf_vaswani.training.optimization import build_optimizer
 from hf_vaswani.training.update import Updater
+from hf_vaswani.translation import static_search
 from hf_vaswani.translation.alignment import alignments
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus
 
@@ -103,6 +105,20 @@ def test_a_step_of_a_search_stops_once(name, padded) -> None:
     steps = sum((counts[1] - counts[0]).values())
     # And once more where the memory of the search grows.
     assert steps <= 40 * 1.1, counts[1] - counts[0]
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "n-best", "sampling"])
+def test_a_search_by_graphs_reads_every_other_step(monkeypatch, name) -> None:
+    """And once where it moves to other buffers. On a GPU the number is there already: it is read one step later."""
+    monkeypatch.setattr(FastSearchMixin, "at_home", staticmethod(static_search.static_search))
+    model, counts = tiny_model(), []
+    for length in (10, 50):
+        with Stops() as stops:
+            model.generate(batch(6)["input_ids"], **SEARCHES[name], eos_token_id=None, max_new_tokens=length)
+        counts.append(stops.counts)
+    assert model in static_search.KEPT
+    steps = sum((counts[1] - counts[0]).values())
+    assert 15 <= steps <= 40 * 0.6, counts[1] - counts[0]
 
 
 def test_a_text_goes_on_with_one_stop_a_step() -> None:

@@ -54,7 +54,7 @@ MIN_STEPS = 16
 SOURCE_MULTIPLE = 32
 # The number of unfinished sentences is sent to the CPU after every so many steps, and read one step later.
 STEPS_PER_READ = 2
-# Buffers and graphs that are kept for a model: at most so many, and at most this part of the GPU's memory.
+# Buffers and graphs that are kept: at most so many for a model, and for all at most this part of the GPU's memory.
 MAX_KEPT = 48
 MAX_MEMORY = 1 / 4
 # Of the translations of the first search of a kind, those that must be the ones of the search without graphs.
@@ -273,6 +273,8 @@ class StaticStep:
         self.remaining.copy_(unfinished.sum())
         self.length.add_(1)
         self.number.add_(1)
+        # They are in memory that the graphs share.
+        self.decoder.states = []
 
     def record(self, **values: torch.Tensor) -> None:
         """Notes something of this step."""
@@ -412,7 +414,9 @@ class KeptSteps:
             self.steps[key] = step, captured
         self.steps.move_to_end(key)
         # Not the last two: a search moves from one to the other.
-        while len(self.steps) > 2 and (len(self.steps) > MAX_KEPT or self.memory() > memory_limit(device)):
+        while len(self.steps) > 2 and (
+            len(self.steps) > MAX_KEPT or sum(each.memory() for each in KEPT.values()) > memory_limit(device)
+        ):
             self.steps.popitem(last=False)
         return self.steps[key]
 
@@ -439,7 +443,7 @@ def pool_of(device: torch.device) -> Any:
 
 
 def memory_limit(device: torch.device) -> float:
-    """Returns the number of bytes that the buffers of a model's steps may have."""
+    """Returns the number of bytes that the buffers of all steps may have."""
     if device.type != "cuda":
         return float("inf")
     return MAX_MEMORY * torch.cuda.get_device_properties(device).total_memory
@@ -683,14 +687,26 @@ def static_search(
     kind = "sampling" if generation_config.do_sample else kind
     if VERDICTS.get(kind) is False or not is_static(model, inputs):
         return None
-    of_random = torch.cuda if input_ids.device.type == "cuda" else torch.random
     with LOCK:
-        state = of_random.get_rng_state()
+        state = random_state(input_ids.device)
         found = try_search(kind, model, input_ids, generation_config, inputs)
         if found is None:
             # What is drawn then is what would have been drawn now.
-            of_random.set_rng_state(state)
+            set_random_state(input_ids.device, state)
         return found
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """Returns the state of the random numbers of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    """Sets it."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def try_search(
@@ -705,7 +721,7 @@ def try_search(
                 return found
             again = compare_graphs(model, input_ids, generation_config, inputs)
     except torch.OutOfMemoryError:
-        KEPT.pop(model, None)
+        KEPT.clear()
         return None
     # On a GPU, and with its libraries, errors of many kinds are possible.
     except Exception as error:
@@ -742,11 +758,10 @@ def compare_graphs(
     """Searches by graphs, and without; returns the results if they are equal to the last bit, or else `None`."""
     device, settings, results = input_ids.device, with_scores(generation_config), list[Any]()
     # A limit on time might end each of them elsewhere.
-    inputs = replace(inputs, clocks=())
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for captures in (True, False):
-            torch.manual_seed(0)
-            results.append(StaticSearch(model, input_ids, settings, inputs, captures).run())
+    inputs, state = replace(inputs, clocks=()), random_state(device)
+    for captures in (True, False):
+        set_random_state(device, state)
+        results.append(StaticSearch(model, input_ids, settings, inputs, captures).run())
     captured, eager = results
     is_equal = captured.sequences.equal(eager.sequences)
     if settings.num_beams > 1:

@@ -503,6 +503,7 @@ def test_few_steps_are_kept(monkeypatch, at_home, graphs) -> None:
     assert rows == [2, 8]
     monkeypatch.setattr(static_search, "MAX_KEPT", 99)
     limit = 3 * static_search.KEPT[model].memory()
+    assert limit > 0
     monkeypatch.setattr(static_search, "memory_limit", lambda _: limit)
     for count in (16, 32, 64, 128):
         assert_same(monkeypatch, at_home, model, sentences(count), num_beams=2, max_new_tokens=3)
@@ -556,6 +557,21 @@ def test_steps_go_with_their_model(at_home, graphs) -> None:
     del model
     gc.collect()
     assert not static_search.KEPT and buffer() is None
+
+
+def test_memory_is_free_at_once_when_steps_go(at_home, graphs) -> None:
+    """No cycle of references has to be found first."""
+    model = random_model()
+    model.generate(**sentences(4), num_beams=2)
+    buffer = weakref.ref(next(iter(static_search.KEPT[model].steps.values()))[0].one.cache.layers[0][0])
+    graphs.made.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        static_search.KEPT[model].steps.clear()
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 def test_a_step_that_cannot_be_captured(monkeypatch, at_home, graphs, caplog) -> None:
