@@ -158,6 +158,7 @@ def _distill(options: argparse.Namespace) -> None:
     from ..processes import Processes
     from ..training.distillation import with_pairs
     from ..training.loop import check_packages
+    from ..translation.budgets import return_unused_memory
 
     # Other processes do not hear of a package that is missing.
     check_packages(recipe)
@@ -166,8 +167,10 @@ def _distill(options: argparse.Namespace) -> None:
     # The translation takes hours: what is wrong with the student is said before.
     processes.on_main_process(lambda: check_trainable(with_pairs(recipe)))
     before = _teach(recipe, processes, place)
-    # The student is trained where the teachers were, which cycles of references may still hold.
+    # The student is trained where the teachers were. Cycles of references may still hold them, and torch their memory,
+    # which neither other libraries nor graphs could have.
     gc.collect()
+    return_unused_memory()
     result = train_recipe(recipe)
     if result is None:
         return

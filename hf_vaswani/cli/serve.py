@@ -324,7 +324,7 @@ def _load(name: str, options: argparse.Namespace, device: Any) -> Any:
     chosen = {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     chosen["autocast"] = options.dtype if options.dtype != "float32" else None
     pipeline = VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
-    pipeline.limits = partial(search_limits, tokens_per_batch=options.tokens_per_batch)
+    pipeline.limits = partial(search_limits, tokens_per_batch=options.tokens_per_batch, processes=options.workers)
     engine: Any = pipeline.engine
     if engine is not None:
         engine.translator.tokens_per_batch = options.tokens_per_batch

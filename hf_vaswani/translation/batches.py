@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups, visible
-from .budgets import positions_at_once, tokens_on, vocab_size
+from .budgets import positions_at_once, return_unused_memory, tokens_on, vocab_size
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def _in_memory(
                 yield batch, found
                 continue
             # Here, without the error, nothing holds the tensors of the computation any more.
-            torch.accelerator.empty_cache()
+            return_unused_memory()
             if model not in TOO_LARGE:
                 logger.warning(
                     f"A batch of {size:,} tokens does not fit into the memory of this GPU: it is computed in halves. "

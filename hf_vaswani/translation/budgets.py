@@ -1,5 +1,6 @@
 """How much text a device works on at a time. A CPU takes a few thousand tokens, which would leave a GPU idle."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,8 +47,16 @@ def vocab_size(model: Any) -> int:
     return getattr(model.config, "vocab_size", None) or len(model.get_output_embeddings().weight)
 
 
+def return_unused_memory() -> None:
+    """Returns the memory that torch keeps for later to the accelerator, if there is one that can take it."""
+    if torch.accelerator.is_available():
+        # Not every kind has an allocator that is asked in this way.
+        with suppress(RuntimeError):
+            torch.accelerator.empty_cache()
+
+
 def search_limits(
-    model: Any, num_beams: int, usual: int, tokens_per_batch: int | None = None
+    model: Any, num_beams: int, usual: int, tokens_per_batch: int | None = None, processes: int = 1
 ) -> tuple[int, int, int | None]:
     """
     Returns the limits of a batch of a pipeline, as [`length_groups`] takes them: those of [`batch_limits`], and the
@@ -57,8 +66,9 @@ def search_limits(
         model ([`PreTrainedModel`]): the model.
         num_beams (`int`), usual (`int`): beam size of the search, and that of most searches.
         tokens_per_batch (`int`, *optional*): most positions, in place of those of the device.
+        processes (`int`): how many share the device, each with a model of its own.
     """
     most, padded = batch_limits(model, num_beams, usual)
     if tokens_per_batch is not None:
         most, padded = tokens_per_batch, min(padded, tokens_per_batch)
-    return most, padded, positions_at_once(model.device, num_beams * vocab_size(model))
+    return most, padded, positions_at_once(model.device, processes * num_beams * vocab_size(model))

@@ -290,6 +290,8 @@ def test_a_batch_has_the_size_that_is_given(teacher) -> None:
     options = ["serve", "--model", str(teacher), "--tokens-per-batch", "77"]
     loaded = cli._load(str(teacher), _parser().parse_args(options), "cpu")
     assert loaded.limits(loaded.model, 4, 4)[:2] == (77, 77)
+    many = cli._load(str(teacher), _parser().parse_args([*options, "--workers", "3"]), "cpu")
+    assert [each.limits.keywords["processes"] for each in (loaded, many)] == [1, 3]
     if importlib.util.find_spec("ctranslate2") is not None:
         loaded = cli._load(
             str(teacher), _parser().parse_args([*options, "--engine", "ctranslate2", "--approximate"]), "cpu"

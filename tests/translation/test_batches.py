@@ -150,7 +150,7 @@ def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(transla
     model, tokenizer = translator
     caplog.set_level(logging.WARNING)
     freed = []
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: freed.append(True))
+    monkeypatch.setattr(batches, "return_unused_memory", lambda: freed.append(True))
     targets = [text.replace("one", "eins") for text in TEXT]
     expected = (
         translate_corpus(model, tokenizer, TEXT, max_length=5),
@@ -179,7 +179,6 @@ def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(transla
 
 def test_a_sentence_that_does_not_fit_into_the_memory_is_an_error(translator, monkeypatch) -> None:
     model, tokenizer = translator
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     shapes = shapes_of(model, monkeypatch, "generate", most_rows=0)
     with pytest.raises(torch.OutOfMemoryError):
         translate_corpus(model, tokenizer, TEXT[:4])

@@ -7,7 +7,14 @@ import torch
 
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.model.sentences_vaswani import batch_limits
-from hf_vaswani.translation.budgets import positions_at_once, search_limits, times_on, tokens_on, vocab_size
+from hf_vaswani.translation.budgets import (
+    positions_at_once,
+    return_unused_memory,
+    search_limits,
+    times_on,
+    tokens_on,
+    vocab_size,
+)
 
 from ..networks import tiny_model
 
@@ -53,7 +60,22 @@ def test_pipelines_have_the_limits_of_the_device_and_its_memory(memory) -> None:
     assert search_limits(gpu, 4, 4) == (8 * 4096, 8 * 1024, 2**20 // 128 // 400)
     assert search_limits(gpu, 1, 4, 2000) == (2000, 2000, 2**20 // 128 // 100)
     assert search_limits(gpu, 1, 4, 10_000) == (10_000, 8 * 1024, 2**20 // 128 // 100)
+    assert search_limits(gpu, 4, 4, processes=5) == (8 * 4096, 8 * 1024, 2**20 // 128 // 2000)
     assert VaswaniTranslationPipeline.limits is search_limits
+
+
+def test_unused_memory_is_returned_to_an_accelerator_that_takes_it(accelerators, monkeypatch) -> None:
+    returned = []
+
+    def empty_cache() -> None:
+        returned.append(True)
+        raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
+
+    monkeypatch.setattr(torch.accelerator, "empty_cache", empty_cache)
+    for kind, expected in ((None, []), ("cuda", [True])):
+        accelerators(kind)
+        return_unused_memory()
+        assert returned == expected
 
 
 def test_the_size_of_the_vocabulary_is_that_of_the_model() -> None:
