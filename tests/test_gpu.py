@@ -3,10 +3,12 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from hf_vaswani.training.optimization import build_optimizer, build_schedule
 from hf_vaswani.training.preparation import is_accelerator
 from hf_vaswani.training.update import Updater
 from hf_vaswani.translation import static_search
-from hf_vaswani.translation.batches import log_probabilities, translate_n_best
+from hf_vaswani.translation.batches import TOO_LARGE, log_probabilities, translate_corpus, translate_n_best
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
 
@@ -434,6 +436,104 @@ def test_translate_uses_the_gpu(tiny_run, tmp_path, monkeypatch, capsys) -> None
     hidden = run("hf_vaswani.cli", "translate", "--model", model, str(source), CUDA_VISIBLE_DEVICES="")
     found = output.read_text(encoding="utf-8").splitlines()
     assert [line.split(" ||| ")[0] for line in found] == hidden.splitlines()
+
+
+# ---- Budgets and devices -----------------------------------------------------------------------------------------
+
+
+def test_batches_of_a_gpu_translate_as_those_of_a_cpu() -> None:
+    """A thousand sentences at a time, and the few that a CPU takes."""
+    tokenizer = train_tokenizer(["ab abc bca cab"], 20, kind="characters")
+    model = on_gpu(tiny_model(vocab_size=40, eos=1.0))
+    lines = [" ".join(["ab", "cab", "bca", "abc"][: 1 + i % 4]) + "c" * (i % 7) for i in range(3000)]
+    rows = []
+    generate = model.generate
+    model.generate = lambda **inputs: rows.append(len(inputs["input_ids"])) or generate(**inputs)
+    settings = {"num_beams": 3, "max_new_tokens": 8}
+    found, expected = (translate_corpus(model, tokenizer, lines, most, **settings) for most in (None, 256))
+    assert max(rows) > 1000 and min(rows) < 100
+    # Hypotheses of almost equal scores may change places.
+    assert sum(one == other for one, other in zip(found, expected, strict=True)) > 0.95 * len(lines)
+
+
+def test_a_batch_that_does_not_fit_into_the_memory_is_translated_in_halves(caplog) -> None:
+    tokenizer = train_tokenizer(["ab abc bca cab"], 20, kind="characters")
+    model = on_gpu(tiny_model(vocab_size=50_000))
+    lines, settings = ["ab cab"[: 1 + i % 6] for i in range(4000)], {"num_beams": 4, "max_new_tokens": 3}
+    expected = translate_corpus(model, tokenizer, lines, 2**11, **settings)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(GPU).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**30) / total))
+    try:
+        found = translate_corpus(model, tokenizer, lines, 2**16, **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert model in TOO_LARGE and caplog.text.count("does not fit into the memory of this GPU") == 1
+    assert sum(one == other for one, other in zip(found, expected, strict=True)) > 0.95 * len(lines)
+
+
+@pytest.mark.parametrize("verb", ["translate", "score", "align", "evaluate"])
+def test_a_device_that_is_named_computes_as_the_cpu(tiny_run, tmp_path, capsys, verb) -> None:
+    files = [str(tmp_path / name) for name in ("text.en", "text.de")]
+    for name, words in zip(files, ("one two three", "eins zwei drei"), strict=True):
+        lines = [" ".join(words.split()[: 1 + i % 3]) for i in range(40)]
+        Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = {"translate": files[:1], "evaluate": ["--format", "csv", "--data", *files]}.get(verb, files)
+    found = []
+    for device in ("cuda:0", "cpu"):
+        assert main([verb, "--model", str(tiny_run / "model"), "--device", device, *given]) == 0
+        found.append(capsys.readouterr().out)
+    numbers = [[float(number) for number in re.findall(r"-?\d+\.?\d*", text)] for text in found]
+    assert found[0] and numbers[0] == pytest.approx(numbers[1], abs=2e-3)
+    assert re.sub(r"[\d.-]+", "", found[0]) == re.sub(r"[\d.-]+", "", found[1])
+
+
+def test_a_server_translates_on_the_gpu_as_a_pipeline_on_the_cpu(teacher) -> None:
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    from fastapi.testclient import TestClient
+    from transformers import pipeline
+
+    from hf_vaswani.cli.main import _parser
+    from hf_vaswani.cli.serve import make_app
+
+    app = make_app(_parser().parse_args(["serve", "--model", str(teacher), "--device", "cuda:0"]))
+    texts = ["one two three", "nine", "four five"] * 30
+    with TestClient(app) as client:
+        answer = client.post("/translate", json={"q": texts, "source": "en", "target": "de"}).json()
+    expected = [each["translation_text"] for each in pipeline("translation", model=str(teacher), device="cpu")(texts)]
+    assert app.state.batchers[0].max_texts == 512
+    assert sum(one == other for one, other in zip(answer["translatedText"], expected, strict=True)) > 60
+
+
+def test_an_engine_computes_on_the_gpu_and_torch_has_no_copy_there(teacher, tmp_path, capsys, caplog) -> None:
+    library = pytest.importorskip("ctranslate2", reason="the extra `convert` is not installed")
+    if not library.get_cuda_device_count():
+        pytest.skip("this CTranslate2 was built without CUDA")
+    (tmp_path / "in.txt").write_text("one two three\nnine\nfour five\n" * 9, encoding="utf-8")
+    command = ["translate", "--model", str(teacher), str(tmp_path / "in.txt"), "--engine", "ctranslate2"]
+    caplog.set_level("INFO")
+    torch.cuda.empty_cache()
+    before, found = torch.cuda.memory_allocated(), []
+    for device in ("cuda:0", "cpu"):
+        assert main([*command, "--approximate", "--device", device]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and "cuda:0" in caplog.text
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_gpu_can_be_left_alone(tmp_path) -> None:
+    arguments = [*tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]
+    run("hf_vaswani.cli", "train", *arguments, ACCELERATE_USE_CPU="true")
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["device"] == "cpu"
+
+
+def test_more_processes_than_gpus_are_one_sentence(tmp_path) -> None:
+    count = torch.cuda.device_count() + 1
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    command = [*launch, str(ROOT / "train.py"), *tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    words = f"{count} processes were launched on this machine, but each needs a device of its own"
+    assert process.returncode and words in process.stderr and not (tmp_path / "run").exists()
 
 
 def test_fully_sharded_training(tmp_path) -> None:
