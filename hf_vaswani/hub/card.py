@@ -31,6 +31,8 @@ NETWORKS = {
 }
 # Sections of a recipe that say how a model was made.
 SECTIONS = ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "teacher")
+# Keys of them that do not.
+OF_THE_MACHINE = {"num_proc", "data_workers", "cpu_threads"}
 
 
 def card_files(
@@ -274,7 +276,8 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
 
 
 def _changed(section: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    return {name.removesuffix("_"): value for name, value in section.items() if value != plain[name]}
+    changed = {name: value for name, value in section.items() if value != plain[name]}
+    return {name.removesuffix("_"): value for name, value in changed.items() if name not in OF_THE_MACHINE}
 
 
 def _count_parameters(path: Path) -> int:

@@ -5,10 +5,11 @@ Calls that need more than token ids and scores of hypotheses stay with transform
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria, generation
+from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
+from transformers.generation.utils import GenerateBeamOutput, GenerateNonBeamOutput
 
 from .cache_vaswani import TOKENS_AT_A_TIME, EnsembleDecoder, find_change
 from .configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
@@ -252,9 +253,8 @@ def as_output(inputs: FastSearchInputs, generation_config: GenerationConfig, **f
     """Returns sequences; with `return_dict_in_generate` transformers' output for the kind of search and of model."""
     if not generation_config.return_dict_in_generate:
         return found["sequences"]
-    search = "" if generation_config.num_beams == 1 else "Beam"
-    kind = "EncoderDecoder" if inputs.config.is_encoder_decoder else "DecoderOnly"
-    return getattr(generation, f"Generate{search}{kind}Output")(**found)
+    kinds = get_args(GenerateNonBeamOutput if generation_config.num_beams == 1 else GenerateBeamOutput)
+    return kinds[inputs.config.is_encoder_decoder](**found)  # of one stack, and of both
 
 
 # ---- Beam search -------------------------------------------------------------------------------------------------
