@@ -34,7 +34,7 @@ test-all: .venv/installed  ## run both, and the tests that are slow
 test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
 	$(BIN)/pytest tests/test_gpu.py
 
-gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for nine minutes; writes build/gpu_report
+gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for ten minutes; writes build/gpu_report
 	$(BIN)/python benchmarks/gpu_report.py
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one

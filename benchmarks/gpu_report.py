@@ -1,4 +1,4 @@
-"""How does it run on this GPU? Tests, decoding, training, updates, memory and stops, in at most nine minutes.
+"""How does it run on this GPU? Tests, decoding, training, updates, memory and stops, in at most ten minutes.
 
     python benchmarks/gpu_report.py [--parts NAME ...] [--output build/gpu_report]
     python benchmarks/gpu_report.py --device cpu --quick
@@ -8,6 +8,7 @@ part, `report.md` and `report.json` are written anew, so they are there after an
 
 - `tests`: `tests/test_gpu.py`, which compares the GPU with the CPU.
 - `decoding`: `decode_speed.py`, ours and Marian; CTranslate2 too if its build can use the GPU.
+- `budgets`: text as the verbs translate it, in batches of a CPU and of the device.
 - `training`: `train_throughput.py` with random ids, the base model and a small one.
 - `updates`: `update_speed.py`, updates as `hf-vaswani train` makes them, with and without CUDA graphs, the optimizer's
   step alone, and the share of the matrix rate.
@@ -50,11 +51,12 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 # Seconds of the whole report, and of each part; their sum is at most that.
-LIMIT = 540
+LIMIT = 575
 LIMITS = {
     "machine": 30,
     "tests": 120,
     "decoding": 110,
+    "budgets": 40,
     "training": 70,
     "updates": 100,
     "memory": 40,
@@ -64,6 +66,7 @@ LIMITS = {
 TITLES = {
     "tests": "Tests",
     "decoding": "Decoding",
+    "budgets": "Larger batches",
     "training": "Training",
     "updates": "Updates",
     "memory": "Peak memory",
@@ -404,6 +407,40 @@ def compare_decoding(device: str, quick: bool) -> None:
     else:
         print(f"CTranslate2: {NOT_ON_CPU if device == 'cpu' else 'no build of it that can use the GPU'}.")
     run_scripts(*commands)
+
+
+def compare_budgets(device: str, quick: bool) -> None:
+    """Prints how fast sentences are translated as the verbs do it, in batches of a CPU and of the device."""
+    import torch
+
+    from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+    from hf_vaswani.data.tokenizer import train_tokenizer
+    from hf_vaswani.model.sentences_vaswani import MAX_POSITIONS
+    from hf_vaswani.translation.batches import translate_corpus
+    from hf_vaswani.translation.budgets import tokens_on
+    from hf_vaswani.translation.quantization import autocast_to
+
+    torch.manual_seed(1)
+    words = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
+    tokenizer = train_tokenizer([" ".join(words)], len(words) + 4, kind="words")
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes_of("tiny" if quick else "base"))).eval().to(device)
+    # Of 10 to 29 words; each translation has 24 tokens.
+    lines = [
+        " ".join(words[(i + 7 * k) % len(words)] for k in range(10 + i % 20)) for i in range(8 if quick else 4096)
+    ]
+    print(table(["number format", "beams", "tokens of a batch", "sentences/s"], []))
+    for products in ("float32", "bfloat16"):
+        for beams in (1, 4):
+            for budget in (MAX_POSITIONS, tokens_on(model.device)):
+                settings = {"num_beams": beams, "min_new_tokens": 24, "max_new_tokens": 24}
+                with autocast_to(getattr(torch, products), model.device):
+                    translate_corpus(
+                        model, tokenizer, lines[:: 1 if budget > MAX_POSITIONS else 8], budget, **settings
+                    )
+                    start = time.perf_counter()
+                    translate_corpus(model, tokenizer, lines, budget, **settings)
+                    seconds = time.perf_counter() - start
+                print(f"| {products} | {beams} | {budget:,} | {len(lines) / seconds:,.0f} |", flush=True)
 
 
 def compare_training(device: str, quick: bool) -> None:
@@ -783,6 +820,7 @@ PARTS: dict[str, Callable[[str, bool], None]] = {
     "machine": describe_machine,
     "tests": run_tests,
     "decoding": compare_decoding,
+    "budgets": compare_budgets,
     "training": compare_training,
     "updates": compare_updates,
     "memory": measure_memory,
