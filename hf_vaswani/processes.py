@@ -441,6 +441,10 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
             f"training.optimizer is {training.optimizer!r}, which needs whole matrices, but FSDP shards them: use "
             "'adam', or launch without FSDP."
         )
+    if training.tokens_per_batch == "auto":
+        raise ValueError(
+            "training.tokens_per_batch auto measures a whole model on each device, but FSDP shards it: set a number."
+        )
     if training.adapter is not None:
         raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")
 

@@ -18,6 +18,8 @@ from .extras import extra
 with extra("train"):
     import yaml
 
+# Section 5.1.
+TOKENS_PER_BATCH = 25_000
 Files = dict[str, str] | str | None
 Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 Part = Literal["encoder", "decoder", "embeddings"]
@@ -392,9 +394,11 @@ class TrainingRecipe:
 
     max_steps: int = free(100_000, at_least=1, at_most=10**9)
     """Number of updates of the parameters (Section 5.2)."""
-    tokens_per_batch: int = fixed(25_000, at_least=1, at_most=2_000_000)
+    tokens_per_batch: int | Literal["auto"] = fixed(TOKENS_PER_BATCH, at_least=1, at_most=2_000_000)
     """Token budget of a batch, per side and process: pairs times their longest sentence, padding included (Section
-    5.1). A pair with a longer sentence is skipped. What a GPU's batches are rounded up by comes on top."""
+    5.1). A pair with a longer sentence is skipped. What a GPU's batches are rounded up by comes on top. `auto`
+    measures what fits the memory of a GPU, at most an update, whose size stays that of `tokens_per_update`, or of
+    25,000 tokens times `accumulation_steps` in each process; on a CPU it is 25,000. A resumed run keeps the number."""
     accumulation_steps: int = fixed(1, at_least=1, at_most=100_000)
     """Batches per update in each process, over which the gradient is accumulated."""
     tokens_per_update: int | None = fixed(None, at_least=1, at_most=10**9)
@@ -507,12 +511,22 @@ class TrainingRecipe:
     trackers: list[str] = free(list)
     """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
 
-    def batches(self, processes: int) -> tuple[int, int]:
-        """Returns the token budget of a batch, and the batches per update in each of a number of processes."""
-        if self.tokens_per_update is None:
-            return self.tokens_per_batch, self.accumulation_steps
-        count = math.ceil(self.tokens_per_update / (self.tokens_per_batch * processes))
-        return max(1, self.tokens_per_update // (count * processes)), count
+    def batches(self, processes: int, at_once: int | None = None) -> tuple[int, int]:
+        """
+        Divides an update.
+
+        Args:
+            processes (`int`): number of processes.
+            at_once (`int`, *optional*): what `tokens_per_batch: auto` has found; by default that of a CPU.
+
+        Returns:
+            `int` and `int`: token budget of a batch, and batches per update in each process.
+        """
+        usual = TOKENS_PER_BATCH if self.tokens_per_batch == "auto" else self.tokens_per_batch
+        most = usual if self.tokens_per_batch != "auto" or at_once is None else at_once
+        tokens = self.tokens_per_update or usual * self.accumulation_steps * processes
+        count = math.ceil(tokens / (most * processes))
+        return max(1, tokens // (count * processes)), count
 
 
 @dataclass

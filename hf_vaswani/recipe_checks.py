@@ -246,7 +246,10 @@ def _task_rules(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         "objective.next_sentence needs objective.unit 'blocks', because it cuts blocks at an end of line, but the "
         "unit is 'lines'.",
     )
-    limits = {"training.tokens_per_batch": recipe.training.tokens_per_batch}
+    limits: dict[str, int] = {}
+    # What fits the memory is measured later.
+    if recipe.training.tokens_per_batch != "auto":
+        limits["training.tokens_per_batch"] = recipe.training.tokens_per_batch
     if recipe.model.position_encoding == "learned":
         limits["model.max_position_embeddings"] = recipe.model.max_position_embeddings
     for key, limit in limits.items():

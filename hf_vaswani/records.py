@@ -174,6 +174,7 @@ class Environment:
         data (`list[Text]`, *optional*): the sources of text, if they were read.
         commits (`dict[str, str]`, *optional*): the commits of the models, tokenizers and datasets that came from the
             Hub, by their ids there.
+        tokens_at_once (`int`, *optional*): tokens of a batch that `training.tokens_per_batch: auto` has found.
         padding (`float`, *optional*), shapes (`int`, *optional*): share of the positions that are padding, and number
             of shapes of the batches, on a device that needs few shapes, of text that is encoded once for all.
     """
@@ -193,6 +194,7 @@ class Environment:
     start_is_local: bool | None = None
     data: list[Text] | None = None
     commits: dict[str, str] | None = None
+    tokens_at_once: int | None = None
     padding: float | None = None
     shapes: int | None = None
 

@@ -428,6 +428,16 @@ def test_a_run_is_trained_and_resumed(tmp_path, precision) -> None:
     assert json.loads((whole / "environment.json").read_text())["device"].startswith("cuda")
 
 
+@pytest.mark.parametrize("tokens", [2000, 10**9])
+def test_auto_finds_a_batch_that_fits(tmp_path, tokens) -> None:
+    """A small update is one batch; of one that no GPU holds, the batch that is found is trained on."""
+    sizes = ["--model.d_model=512", "--model.d_ff=2048", "--model.num_heads=8", "--training.tokens_per_batch=auto"]
+    arguments = [*tiny_recipe(tmp_path, max_steps=1, save_every=1), *sizes, f"--training.tokens_per_update={tokens}"]
+    run("hf_vaswani.cli", "train", *arguments, "--run_dir", str(tmp_path / "run"))
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())["tokens_at_once"]
+    assert found == tokens if tokens == 2000 else 10_000 < found < tokens
+
+
 def test_translate_uses_the_gpu(tiny_run, tmp_path, monkeypatch, capsys) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("one two\n\nnine\n", encoding="utf-8")

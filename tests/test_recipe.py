@@ -77,6 +77,26 @@ def test_an_update_has_the_same_size_in_any_number_of_processes(tokens, at_once,
     assert training.batches(processes) == batches
 
 
+@pytest.mark.parametrize(
+    ("tokens", "steps", "found", "batches"),
+    [
+        # On a CPU, the default.
+        (None, 1, None, (25_000, 1)),
+        (None, 2, 25_000, (25_000, 2)),
+        (30_000, 1, None, (15_000, 1)),
+        # An update has the size that it has there.
+        (None, 2, 60_000, (50_000, 1)),
+        (None, 2, 20_000, (16_666, 3)),
+        (24_000, 1, 2000, (2000, 6)),
+    ],
+)
+def test_auto_divides_an_update_and_does_not_change_it(tokens, steps, found, batches) -> None:
+    training = TrainingRecipe(tokens_per_batch="auto", accumulation_steps=steps, tokens_per_update=tokens)
+    assert training.batches(2 if tokens else 1, found) == batches
+    number = TrainingRecipe(tokens_per_batch=1000, accumulation_steps=steps, tokens_per_update=tokens)
+    assert number.batches(1, found) == number.batches(1)
+
+
 def test_the_model_section_is_the_configuration() -> None:
     """Names and defaults are equal, except for settings that follow from the data, the tokenizer or transformers."""
     # Only converted fairseq models have a `position_offset`, and `language_pairs` follow from the data.

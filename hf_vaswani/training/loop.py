@@ -62,6 +62,7 @@ from ..run_folder import (
 )
 from ..translation.quantization import fastest_training, float32_products
 from ..translation.shortlist import FILE as SHORTLIST
+from .batch_size import tokens_that_fit
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
 from .distillation import with_teacher_text
@@ -182,7 +183,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         _warn_of_warmup(recipe.training)
         # All processes draw the same initial weights; `build_state` then gives each a dropout of its own.
         set_seed(recipe.seed)
-        run = prepare(recipe, accelerator, resume)
+        run = prepare(recipe, accelerator, resume, tokens_that_fit)
         logger.info(f"{recipe.run_dir} {'starts' if resume is None else f'resumes from {resume.checkpoint.name}'}")
         with _trackers(run):
             state = build_state(run, resume)

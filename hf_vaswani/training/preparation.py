@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ from ..files import atomic_folder, atomic_write_text
 from ..model.sentences_vaswani import language_tag
 from ..model_names import commit_of
 from ..processes import local_main_process_first, on_every_process, on_main_process
-from ..recipe import PAIR_TASKS, TEXT_TASKS, Recipe, SourceRecipe
+from ..recipe import PAIR_TASKS, TEXT_TASKS, TOKENS_PER_BATCH, Recipe, SourceRecipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from .start import check_start, fill_from_model, labels_of, load_start, write_start
@@ -69,6 +69,7 @@ class Run:
         start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that the run starts from, by name.
         labels (`list[str]`): names of the labels, for a classifier.
         sampled (`int`): checksum of a sample of the training text, see [`_checksum`].
+        tokens_at_once (`int`, *optional*): tokens of a batch that `tokens_per_batch: auto` stands for.
     """
 
     recipe: Recipe
@@ -79,6 +80,7 @@ class Run:
     start: dict[str, str] | None = None
     labels: list[str] = field(default_factory=list)
     sampled: int = 0
+    tokens_at_once: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -196,10 +198,17 @@ def _first(given: int | str | None, default: str) -> int | str:
 
 
 def batch_order(
-    recipe: Recipe, num_processes: int = 1, process_index: int = 0, few_shapes: bool = False
+    recipe: Recipe,
+    num_processes: int = 1,
+    process_index: int = 0,
+    few_shapes: bool = False,
+    at_once: int | None = None,
 ) -> BatchOrder:
-    """Returns what makes the batches of a recipe, for one of several processes; see [`BatchOrder`]."""
-    tokens, count = recipe.training.batches(num_processes)
+    """
+    Returns what makes the batches of a recipe, for one of several processes; see [`BatchOrder`], and
+    [`TrainingRecipe.batches`] for `at_once`.
+    """
+    tokens, count = recipe.training.batches(num_processes, at_once)
     limit = task_data(recipe).max_length
     return BatchOrder(tokens, recipe.seed, count, num_processes, process_index, limit, few_shapes)
 
@@ -212,7 +221,9 @@ def is_accelerator(device: torch.device) -> bool:
 # ---- From a recipe to a run --------------------------------------------------------------------------------------
 
 
-def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -> Run:
+def prepare(
+    recipe: Recipe, accelerator: "Accelerator", resume: Resume | None, measure: Callable[[Run], int] | None = None
+) -> Run:
     """
     Reads the text of a recipe and the model it starts from, learns or loads its vocabulary, and encodes the text.
 
@@ -222,6 +233,8 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
         recipe ([`Recipe`]): the experiment.
         accelerator (`accelerate.Accelerator`): the processes.
         resume ([`Resume`], *optional*): checkpoint to resume from; without one, the run starts anew.
+        measure (`Callable`, *optional*): measures the tokens of a batch that fit the accelerator, for
+            `tokens_per_batch: auto`, from a run whose text is not encoded yet.
 
     Returns:
         [`Run`], whose recipe is complete: its model and search are those of the model it starts from.
@@ -252,18 +265,16 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
     if labels and recipe.initialize.from_ is not None:
         # A classifier goes on with its own labels.
         labels = labels_of(Path(recipe.run_dir) / START)
+    start = _digests_of_start(recipe, accelerator, resume)
+    run = Run(recipe, accelerator, tokenizer, cast(Updates, None), {}, start, labels)
+    run.tokens_at_once = _tokens_at_once(run, resume, measure)
     with local_main_process_first(accelerator):
-        updates = _build_updates(recipe, accelerator, sources, tokenizer, labels)
-        sets = task_data(recipe).encode_sets(evaluated, tokenizer, labels)
-    if resume is None and is_accelerator(accelerator.device) and isinstance(updates, EpochUpdates):
-        on_main_process(accelerator, _record_padding, Path(recipe.run_dir), updates)
-    # On a resume, `check_start` has compared these.
-    start = resume.progress.data.get("start") if resume is not None else None
-    if start is None and recipe.initialize.from_ is not None:
-        start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START)
-    sampled = on_main_process(accelerator, _checksum, sources)
-    run = Run(recipe, accelerator, tokenizer, updates, sets, start, labels, sampled)
-    if resume is not None:
+        run.updates = _build_updates(run, sources)
+        run.sets = task_data(recipe).encode_sets(evaluated, tokenizer, labels)
+    run.sampled = on_main_process(accelerator, _checksum, sources)
+    if resume is None:
+        on_main_process(accelerator, _record_batches, run)
+    else:
         _check_progress(run, resume.checkpoint, resume.progress)
         # A resume that is refused leaves the run's own record.
         on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, True)
@@ -271,18 +282,36 @@ def prepare(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -
     return run
 
 
-def _build_updates(
-    recipe: Recipe,
-    accelerator: "Accelerator",
-    sources: list[Source],
-    tokenizer: PreTrainedTokenizerBase,
-    labels: list[str],
-) -> Updates:
+def _digests_of_start(recipe: Recipe, accelerator: "Accelerator", resume: Resume | None) -> dict[str, str] | None:
+    # On a resume, `check_start` has compared these.
+    start = resume.progress.data.get("start") if resume is not None else None
+    if start is None and recipe.initialize.from_ is not None:
+        start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START)
+    return start
+
+
+def _tokens_at_once(run: Run, resume: Resume | None, measure: Callable[[Run], int] | None) -> int | None:
+    """Returns the tokens of a batch that `tokens_per_batch: auto` stands for, as all processes have room for them."""
+    if run.recipe.training.tokens_per_batch != "auto":
+        return None
+    if resume is not None:
+        return int(resume.progress.launch["tokens_at_once"])
+    if measure is None or not is_accelerator(run.accelerator.device):
+        return TOKENS_PER_BATCH
+    found = min(on_every_process(run.accelerator, partial(measure, run)))
+    tokens, count = run.recipe.training.batches(run.accelerator.num_processes, found)
+    of_how_many = f"{count:,} batches" if count > 1 else "one batch"
+    logger.info(f"training.tokens_per_batch auto: an update has {of_how_many} of {tokens:,} tokens in each process")
+    return found
+
+
+def _build_updates(run: Run, sources: list[Source]) -> Updates:
     """Groups the text into updates as the device of this process, and the number of processes, ask for it."""
-    on_accelerator = is_accelerator(accelerator.device)
-    order = batch_order(recipe, accelerator.num_processes, accelerator.process_index, on_accelerator)
+    recipe, accelerator, on_accelerator = run.recipe, run.accelerator, is_accelerator(run.accelerator.device)
+    place = accelerator.num_processes, accelerator.process_index
+    order = batch_order(recipe, *place, on_accelerator, run.tokens_at_once)
     together = partial(on_every_process, accelerator) if accelerator.num_processes > 1 else None
-    return task_data(recipe).build_updates(sources, tokenizer, order, labels, int(on_accelerator), together)
+    return task_data(recipe).build_updates(sources, run.tokenizer, order, run.labels, int(on_accelerator), together)
 
 
 def _checksum(sources: list[Source]) -> int:
@@ -314,11 +343,12 @@ def _check_vocabulary(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, checkp
 def launch_of(run: Run) -> dict[str, Any]:
     """Returns what a checkpoint depends on that is not in the recipe."""
     accelerator = run.accelerator
-    return {
+    launch = {
         "processes": accelerator.num_processes,
         "mixed_precision": accelerator.mixed_precision,
         "fsdp": accelerator.is_fsdp2,
     }
+    return launch if run.tokens_at_once is None else launch | {"tokens_at_once": run.tokens_at_once}
 
 
 def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
@@ -424,9 +454,16 @@ def _write_run_files(
         write_environment(run_dir, describe_environment(recipe, accelerator, sources))
 
 
-def _record_padding(run_dir: Path, updates: EpochUpdates) -> None:
-    share, shapes = updates.sampler.report_padding()
-    write_environment(run_dir, replace(read_environment(run_dir), padding=round(share, 4), shapes=shapes))
+def _record_batches(run: Run) -> None:
+    """Adds to the record of the environment what follows from the device."""
+    found: dict[str, Any] = {}
+    if run.tokens_at_once is not None:
+        found["tokens_at_once"] = run.tokens_at_once
+    if is_accelerator(run.accelerator.device) and isinstance(run.updates, EpochUpdates):
+        share, shapes = run.updates.sampler.report_padding()
+        found |= {"padding": round(share, 4), "shapes": shapes}
+    if found:
+        write_environment(run.folder, replace(read_environment(run.folder), **found))
 
 
 def _has_environment(run_dir: Path) -> bool:

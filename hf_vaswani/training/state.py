@@ -24,6 +24,7 @@ from ..files import atomic_folder, digest
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import on_main_process
+from ..recipe import TrainingRecipe
 from ..records import Progress
 from ..run_folder import (
     EMA_WEIGHTS,
@@ -190,18 +191,14 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
         ValueError: the checkpoint is damaged, or was written with other text or another launch.
     """
     recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
-    model, adapters = _build_network(run)
+    model, adapters = build_network(run)
+    _log_size(model, accelerator)
     if accelerator.process_index > 0:
         set_seed(recipe.seed, device_specific=True)
     # A process that has only its shard of the weights cannot translate on its own.
     unsharded = copy.deepcopy(model).to(accelerator.device) if accelerator.is_fsdp2 else None
     shard_tied_weights(accelerator, model)
-    optimizer = build_optimizer(
-        training.optimizer,
-        model.named_parameters(),
-        training.peak_learning_rate or 1.0,
-        **{key: getattr(training, key) for key in OPTIMIZERS[training.optimizer][1]},
-    )
+    optimizer = optimizer_of(training, model)
     schedule = build_schedule(
         optimizer,
         training.schedule,
@@ -228,14 +225,23 @@ def build_state(run: Run, resume: Resume | None) -> TrainState:
     return state
 
 
-def _build_network(run: Run) -> tuple[VaswaniPreTrainedModel, Any]:
+def optimizer_of(training: TrainingRecipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Builds the optimizer of a recipe for the weights of a model that are trained."""
+    return build_optimizer(
+        training.optimizer,
+        model.named_parameters(),
+        training.peak_learning_rate or 1.0,
+        **{key: getattr(training, key) for key in OPTIMIZERS[training.optimizer][1]},
+    )
+
+
+def build_network(run: Run) -> tuple[VaswaniPreTrainedModel, Any]:
     """Returns the model, checked and set up for training, and the model of PEFT around it if it has adapters."""
     training = run.recipe.training
     model = build_model(run)
     adapters = None
     if training.adapter is not None:
         adapters = attach_adapters(model, training.adapter, run.folder / START)
-    _log_size(model, run.accelerator)
     if training.simcut is not None and isinstance(model, VaswaniForConditionalGeneration):
         check_padding(model)
     if training.gradient_checkpointing:

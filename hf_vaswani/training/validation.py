@@ -20,7 +20,7 @@ from ..metrics import COMPARED_BY, METRICS, measure_of, score, scored_by, tokeni
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags, longest_source
 from ..processes import on_main_process
-from ..recipe import MEASURED_TASKS, PAIR_TASKS
+from ..recipe import MEASURED_TASKS, PAIR_TASKS, TOKENS_PER_BATCH
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.alignment import choose_alignment
@@ -185,13 +185,14 @@ def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Tot
         nats per label and without label smoothing, and of the measures of the task, the same in every process.
     """
     accelerator, found = run.accelerator, {}
-    limit = task_data(run.recipe).max_length
+    tokens, limit = run.recipe.training.tokens_per_batch, task_data(run.recipe).max_length
+    budget = run.tokens_at_once or TOKENS_PER_BATCH if tokens == "auto" else tokens
     model.eval()
     for pairs in run.sets[split]:
         lengths = pair_lengths(pairs.encoded)
         order = BatchOrder(
             # No pair is skipped here: the budget grows to the longest one.
-            max(run.recipe.training.tokens_per_batch, int(lengths.max())),
+            max(budget, int(lengths.max())),
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
             few_shapes=is_accelerator(accelerator.device),

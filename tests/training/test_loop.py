@@ -325,6 +325,7 @@ def test_bf16_on_a_cpu_attends_by_plain_products_and_keeps_its_weights_in_fp32(
     [
         ({"ema_decay": 0.9}, 2, "training.ema_decay is 0.9, but a moving average cannot be taken"),
         ({"optimizer": "muon"}, 2, "training.optimizer is 'muon', which needs whole matrices"),
+        ({"tokens_per_batch": "auto"}, 2, "auto measures a whole model on each device, but FSDP shards it"),
         ({"adapter": "{rank: 2}"}, 2, "training.adapter does not work with FSDP"),
         ({}, 1, "launch it with fsdp_version: 2"),
     ],

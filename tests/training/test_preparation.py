@@ -67,10 +67,10 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
 
 
-def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_is_accelerator(tmp_path, monkeypatch, caplog) -> None:
+def test_a_run_goes_on_with_the_same_pairs_on_a_device_that_needs_few_shapes(tmp_path, monkeypatch, caplog) -> None:
     """It begins without them and goes on with them; the padding of a run that begins so is recorded."""
     build, few = preparation.batch_order, False
-    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1], few))
+    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:3], few))
     seen: list[list[int]] = []
     update = Updater.__call__
 
@@ -118,9 +118,9 @@ def test_a_worker_encodes_what_is_made_anew_and_changes_nothing(tmp_path, monkey
     arguments = [*tiny_recipe(tmp_path), "--tokenizer.bpe_dropout=0.2", "--data.stream_window=50", *options]
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "without")]) == 0
     build = preparation.batch_order
-    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:-1]))
+    monkeypatch.setattr(preparation, "batch_order", lambda *arguments: build(*arguments[:3]))
     monkeypatch.setattr(preparation, "is_accelerator", lambda device: True)
-    monkeypatch.setattr(preparation, "_record_padding", lambda *arguments: None)
+    monkeypatch.setattr(preparation, "_record_batches", lambda *arguments: None)
     one = ["train", *arguments, "--run_dir", str(tmp_path / "one")]
     assert main([*one, "--training.max_steps=5"]) == 0
     assert main([*one, "--training.data_workers=0"]) == 0
