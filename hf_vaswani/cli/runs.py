@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -62,7 +64,7 @@ def train_recipe(recipe: "Recipe") -> "Result | None":
     from ..training.loop import train
 
     disable_progress_bar()
-    with logging_redirect_tqdm():
+    with logging_redirect_tqdm(), _advice_on_memory():
         result = train(recipe)
     if not PartialState().is_main_process:
         return None
@@ -78,6 +80,20 @@ def train_recipe(recipe: "Recipe") -> "Result | None":
         address = push_checkpoint(candidate, judge(candidate))
         sys.stdout.write(f"Published {address}\n")
     return result
+
+
+@contextmanager
+def _advice_on_memory() -> Iterator[None]:
+    """Adds to the message of an accelerator whose memory is full what to do about it."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(
+            f"{str(error).splitlines()[0]} Set training.tokens_per_batch to auto, or lower it and raise "
+            "accumulation_steps by the same factor. A run that has begun may set training.gradient_checkpointing true."
+        ) from error
 
 
 def _print_result(result: "Result") -> None:

@@ -23,8 +23,8 @@ with extra("train"):
     from accelerate import Accelerator
 
 
-# Shapes of batches whose graphs are kept, the last ones that occurred.
-MAX_SHAPES = 64
+# Shapes of batches whose graphs are kept, the last ones that occurred. Small batches of documentation have 100.
+MAX_SHAPES = 128
 
 
 class Outcome(NamedTuple):

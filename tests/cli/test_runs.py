@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import averaging, recipe_file
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.recipe import BestBy
+
+from ..conftest import tiny_recipe
 
 
 def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
@@ -126,3 +129,14 @@ def test_a_conversion_computes_with_the_processors_of_the_process(monkeypatch, t
     monkeypatch.setattr("hf_vaswani.processes.limit_threads", lambda: asked.append(True))
     assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "to"), "--to", "marian"]) == 2
     assert asked == [True] and "nowhere" in capsys.readouterr().err
+
+
+def test_a_training_for_which_the_memory_is_too_small_says_what_to_set(tmp_path, monkeypatch, capsys) -> None:
+    def fail(recipe: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore lines")
+
+    monkeypatch.setattr("hf_vaswani.training.loop.train", fail)
+    assert main(["train", *tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hf-vaswani: Out of memory: CUDA out of memory. Tried to allocate 20.00 GiB. Set training.")
+    assert "training.tokens_per_batch to auto" in said and "training.gradient_checkpointing" in said
