@@ -1,11 +1,14 @@
 """Before and after, and the gate: the kept start is translated, scored, shown and compared at every door."""
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -17,6 +20,7 @@ from hf_vaswani.metrics import score
 from hf_vaswani.recipe import HubRecipe
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_result
+from hf_vaswani.training import comparison
 from hf_vaswani.training.comparison import Baseline, judge
 from hf_vaswani.translation.batches import translate_corpus
 
@@ -144,6 +148,33 @@ def test_a_checkpoint_is_compared_by_its_own_translations(run) -> None:
     files = recipe.validation_sets["short"].test_files
     translations = translate_corpus(model, tokenizer, lines(Path(files["en"])))
     assert verdict.sets["short"].after["bleu"] == score(translations, lines(Path(files["de"])))["bleu"]
+
+
+def test_one_model_after_the_other_is_on_the_device_that_is_named(run, monkeypatch, accelerators, capsys) -> None:
+    models: list[weakref.ref[Any]] = []
+    alive, places = [], []
+    load, make = comparison.load_translator, Baseline.__init__
+
+    def watched(name):
+        gc.collect()
+        alive.append(sum(each() is not None for each in models))
+        model, tokenizer = load(name)
+        models.append(weakref.ref(model))
+        return model, tokenizer
+
+    def placed(self, name, device):
+        places.append(device)
+        make(self, name, "cpu")
+
+    monkeypatch.setattr(comparison, "load_translator", watched)
+    monkeypatch.setattr(Baseline, "__init__", placed)
+    accelerators("cuda", 2)
+    candidate = read_candidate(run, run / "checkpoint-8", hub(not_worse_than=str(run / "start")))
+    for device in (None, torch.device("cuda:1")):
+        judge(candidate, device)
+    assert alive == [0] * 4 and places == [torch.device("cuda")] * 2 + [torch.device("cuda:1")] * 2
+    assert main(["push", str(run), "--repo-id", "alice/m", "--device", "cuda:2"]) == 2
+    assert "--device is 'cuda:2', but torch finds cpu, cuda, cuda:0, cuda:1" in capsys.readouterr().err
 
 
 def test_changed_text_is_refused(run, compared_run) -> None:
