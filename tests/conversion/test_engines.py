@@ -337,6 +337,31 @@ def test_ctranslate2_computes_on_the_device_of_the_model(tmp_path, monkeypatch, 
     # Torch has the device, and is as fast there.
     is_on_gpu = choose_engine(EngineOptions("auto"), [model], tokenizer, tmp_path) is not None
     assert is_on_gpu == (expected[0] == "cuda")
+    # Where torch has its model is another matter.
+    found.clear()
+    monkeypatch.setattr(type(model), "device", torch.device("cpu"))
+    place = torch.device(device)
+    assert choose_engine(EngineOptions("ctranslate2", device=place), [model], tokenizer, tmp_path)
+    is_on_gpu = choose_engine(EngineOptions("auto", device=place), [model], tokenizer, tmp_path) is not None
+    assert found[0] == expected and is_on_gpu == (expected[0] == "cuda")
+
+
+@pytest.mark.parametrize("given", [None, 7])
+def test_batches_of_an_engine_have_the_size_that_is_given(tmp_path, monkeypatch, given) -> None:
+    library, sizes = importlib.import_module("ctranslate2"), []
+    model, tokenizer = load_translator(saved(tmp_path / "model"))
+
+    def translate_batch(_, sources, max_batch_size, **__):
+        sizes.append(max_batch_size)
+        return [SimpleNamespace(result=lambda: SimpleNamespace(hypotheses=[[]], scores=[0.0]))] * len(sources)
+
+    translator = SimpleNamespace(compute_type="float32", translate_batch=partial(translate_batch, None))
+    monkeypatch.setattr(engines, "cached_conversion", lambda *_: tmp_path)
+    monkeypatch.setattr(library, "Translator", lambda *_, **__: translator)
+    options = EngineOptions("ctranslate2", approximate=True, tokens_per_batch=given)
+    translate = choose_engine(options, [model], tokenizer, tmp_path)
+    assert translate is not None and len(translate(["ba be bi"] * 5000)) == 5000
+    assert set(sizes) == {4096 if given is None else 7}
 
 
 def convert_slowly(folder: Path, log: Path) -> None:
