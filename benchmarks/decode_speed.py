@@ -8,13 +8,14 @@ Each engine runs in its own processes. With `--threads 2`, CTranslate2 has two s
 others is two single-threaded processes that share the sentences. In each round the engines take turns on the same
 sentences, sorted by length, with the same batch size and search settings (log-probability divided by length, at most
 60 tokens). Reading and writing text is not timed. The table has sentences and tokens per second (median of the
-rounds), our speedup over each other engine (computed within each round: median, minimum and maximum), and the number
-of translations that equal ours.
+rounds), the speedup of the first engine over each other one (computed within each round: median, minimum and maximum),
+and the number of translations that equal those of the first.
 
 `tiny`, `256` and `base` (the paper's base model, vocabulary of 37 000) are untrained models that read random ids and
 never generate an end: they generate 20 tokens per sentence. CTranslate2 (`pip install ctranslate2`) is skipped if it
-is not installed. On a GPU, ours and Marian are compared, each with float32 and bfloat16: of Marian the weights, as its
-users would load it, and of ours the products. `--engines` adds CTranslate2 there, if its build can use the GPU.
+is not installed. On a GPU, ours and Marian are compared, each with bfloat16 and float32: of Marian the weights, as its
+users would load it, and of ours the products. Ours is also measured without CUDA graphs. `--engines` adds CTranslate2
+there, if its build can use the GPU.
 """
 
 import argparse
@@ -65,7 +66,11 @@ SIZES: dict[str, dict[str, Any]] = {
 RULES = {"length_penalty": 1.0, "early_stopping": True}
 OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
 ENGINES = ("ours", "ours bfloat16", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
-GPU_ENGINES = ("ours", "ours bfloat16", "Marian", "Marian bfloat16")
+NO_GRAPHS = ", no graphs"
+GPU_ENGINES = (
+    *("ours bfloat16", f"ours bfloat16{NO_GRAPHS}", "Marian bfloat16"),
+    *("ours", f"ours{NO_GRAPHS}", "Marian"),
+)
 
 
 # ---- The same weights for all engines ----------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class InTransformers:
 
     def __init__(self, folder: Path, device: str) -> None:
         torch.set_num_threads(1)
-        is_ours, is_bfloat16 = folder.name.startswith("ours"), folder.name.endswith("bfloat16")
+        is_ours, is_bfloat16 = folder.name.startswith("ours"), "bfloat16" in folder.name
         kind = VaswaniForConditionalGeneration if is_ours else MarianMTModel
         self.rules = RULES | (OUR_RULES if is_ours else {})
         self.model = kind.from_pretrained(folder).eval().to(device)
@@ -193,13 +198,16 @@ class Engine:
     """One or several serving processes; several share the sentences."""
 
     def __init__(self, folder: Path, threads: int, device: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if folder.name.endswith(NO_GRAPHS):
+            environment["HF_VASWANI_CUDA_GRAPHS"] = "0"
         self.processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads), "--device", device],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=environment,
             )
             for _ in range(1 if folder.name.startswith("CTranslate2") else threads)
         ]
@@ -231,20 +239,21 @@ class Engine:
 
 def row_of(rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
     """
-    The cells of a row: sentences and tokens per second of each engine, then our speedup over each other engine and the
-    number of equal translations.
+    The cells of a row: sentences and tokens per second of each engine, then the speedup of the first one over each of
+    the others, and the number of equal translations.
     """
     found = {name: answer["found"] for name, answer in rounds[0].items()}
-    count = len(found["ours"])
+    first = next(iter(found))
+    count = len(found[first])
     cells, ratios, equal = [], [], []
     for name, translations in found.items():
         seconds = median(turn[name]["seconds"] for turn in rounds)
         tokens = sum(len(row) + 1 for row in translations)
         cells.append(f"{count / seconds:,.0f} / {tokens / seconds:,.0f}")
-        if name != "ours":
-            by = [turn[name]["seconds"] / turn["ours"]["seconds"] for turn in rounds]
+        if name != first:
+            by = [turn[name]["seconds"] / turn[first]["seconds"] for turn in rounds]
             ratios.append(f"{median(by):.2f} ({min(by):.2f} to {max(by):.2f})")
-            equal.append(str(sum(a == b for a, b in zip(translations, found["ours"], strict=True))))
+            equal.append(str(sum(a == b for a, b in zip(translations, found[first], strict=True))))
     return [*cells, *ratios, f"{', '.join(equal)} of {count}"]
 
 
@@ -291,8 +300,8 @@ def main() -> None:
     parser.add_argument(
         "--engines",
         nargs="+",
-        choices=[*ENGINES, "Marian bfloat16", "CTranslate2 bfloat16"],
-        help="engines to compare; default: all",
+        choices=[*dict.fromkeys((*ENGINES, *GPU_ENGINES, "CTranslate2 bfloat16"))],
+        help="engines to compare, with the first of them; default: all that the device has",
     )
     parser.add_argument(
         "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure memory growth"

@@ -395,15 +395,18 @@ def gpus_of_ctranslate2() -> int:
 
 def compare_decoding(device: str, quick: bool) -> None:
     """Runs `decode_speed.py`; CTranslate2 by a command of its own, since it may lack its libraries."""
-    if quick:
-        sizes = ["tiny", "--batches", "1", "--beams", "1", "--rounds", "1"]
-    else:
-        sizes = ["base", "--batches", "32", "128", "--beams", "1", "4", "--rounds", "3"]
-    command = ["decode_speed.py", *sizes, "--device", device, "--no-memory", "--engines", "ours"]
+    size, way = ("tiny", ["--batches", "1", "--beams", "1", "--rounds", "1"]) if quick else ("base", ["--rounds", "2"])
+    command = ["decode_speed.py", size, "--device", device, "--no-memory", *way, "--engines"]
     # On a CPU, Marian in bfloat16 takes too long to try anything.
-    commands = [[*command, "ours bfloat16", "Marian", *(["Marian bfloat16"] if device == "cuda" else [])]]
+    commands = [[*command, "ours", "ours bfloat16", "Marian"]]
+    if device == "cuda":
+        few = [] if quick else ["--batches", "32", "--beams", "4"]
+        commands = [
+            [*command, "ours bfloat16", "ours bfloat16, no graphs", "Marian bfloat16"],
+            [*command, "ours", "ours, no graphs", "Marian", *few],
+        ]
     if device == "cuda" and gpus_of_ctranslate2() > 0:
-        commands.append([*command, "CTranslate2 float32", "CTranslate2 bfloat16"])
+        commands.insert(1, [*command, "ours bfloat16", "CTranslate2 bfloat16"])
     else:
         print(f"CTranslate2: {NOT_ON_CPU if device == 'cpu' else 'no build of it that can use the GPU'}.")
     run_scripts(*commands)

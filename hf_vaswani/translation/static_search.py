@@ -19,9 +19,10 @@ import copy
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ from transformers import GenerationConfig
 
 from ..captured import CapturedStep, are_graphs_wanted
 from ..model.cache_vaswani import EnsembleDecoder, IncrementalDecoder, is_as_written, submodules
+from ..model.kernels_vaswani import LINEAR
 from ..model.rules_vaswani import BeamSearchRules, is_one_of, search_call, special_ids
 from ..model.search_vaswani import (
     Alive,
@@ -59,11 +61,29 @@ MAX_KEPT = 48
 MAX_MEMORY = 1 / 4
 # Of the translations of the first search of a kind, those that must be the ones of the search without graphs.
 MIN_EQUAL = 0.9
-# Logits processors of transformers that do the same in each step, whatever the tokens before it are.
-STATIC = {
-    *("SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor", "LogitNormalization"),
-    *("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"),
+# Logits processors of transformers that depend on no token before, and the first and the last length of a sequence at
+# which they change scores; `None` for all lengths.
+STATIC: dict[str, Callable[[Any], tuple[int, int]] | None] = {
+    "SuppressTokensLogitsProcessor": None,
+    "NoBadWordsLogitsProcessor": None,
+    "SequenceBiasLogitsProcessor": None,
+    "InfNanRemoveLogitsProcessor": None,
+    "LogitNormalization": None,
+    "TemperatureLogitsWarper": None,
+    "TopKLogitsWarper": None,
+    "TopPLogitsWarper": None,
+    "ForcedBOSTokenLogitsProcessor": lambda processor: (1, 1),
+    "ForcedEOSTokenLogitsProcessor": lambda processor: (processor.max_length - 1,) * 2,
+    "SuppressTokensAtBeginLogitsProcessor": lambda processor: (processor.begin_index,) * 2,
+    "MinLengthLogitsProcessor": lambda processor: (0, processor.min_length - 1),
+    "MinNewTokensLengthLogitsProcessor": lambda processor: (
+        0,
+        processor.prompt_length_to_skip + processor.min_new_tokens - 1,
+    ),
 }
+# Their attributes that a graph does not depend on: such lengths, and what one makes in its first call.
+NOT_CAPTURED = {"max_length", "begin_index", "min_length", "prompt_length_to_skip", "min_new_tokens"}
+NOT_CAPTURED |= {"length_1_bias", "multi_token_biases", "prepared_bias_variables"}
 # Settings that a captured step has read.
 SETTINGS = (
     *("num_beams", "do_sample", "num_return_sequences"),
@@ -227,7 +247,7 @@ class StaticStep:
     """
 
     def __init__(self, inputs: FastSearchInputs, generation_config: GenerationConfig, decoder: Any, shape: Shape):
-        self.shape, self.settings, self.processors = shape, generation_config, inputs.logits_processor
+        self.shape, self.settings, self.processors = shape, generation_config, list(inputs.logits_processor)
         self.decoder: EnsembleDecoder = copy.copy(decoder)
         self.one = StaticDecoder(decoder.decoders[0], shape)
         self.decoder.decoders, self.decoder.states = [self.one], []
@@ -242,6 +262,8 @@ class StaticStep:
         self.number = self.zeros(1, dtype=torch.long)
         self.is_over = self.zeros(dtype=torch.bool)
         ends, pad = special_ids(generation_config)
+        # Tokens after the prompt at which each processor begins and ceases to change scores.
+        self.lengths = self.zeros(len(self.processors), 2, dtype=torch.long)
         self.eos_token_ids, self.pad = torch.tensor(ends, dtype=torch.long, device=self.device), pad or 0
         self.recorded = self.places_to_record(shape.capacity // self.beams)
 
@@ -266,6 +288,20 @@ class StaticStep:
         """Takes the step."""
         raise NotImplementedError
 
+    def process(self, scores: torch.Tensor) -> torch.Tensor:
+        """Applies the logits processors to scores of shape `(rows * beams, entries)`."""
+        tokens = self.rows["tokens"].view(-1, 1)
+        for processor, lengths in zip(self.processors, self.lengths, strict=True):
+            acts_at = STATIC[type(processor).__name__]
+            if acts_at is None:
+                scores = processor(tokens, scores)
+                continue
+            # It looks at the length alone, and gets one at which it acts.
+            example = tokens[:, :0] if (first := acts_at(processor)[0]) == 0 else tokens.expand(-1, first)
+            changed = processor(example, scores)
+            scores = changed.where((lengths[0] <= self.length) & (self.length <= lengths[1]), scores)
+        return scores
+
     def close(self, unfinished: torch.Tensor) -> None:
         """Notes which sentences go on, and that the step is over."""
         self.needed.add_(self.rows["unfinished"].any())
@@ -281,12 +317,15 @@ class StaticStep:
         for name, value in values.items():
             self.recorded[name].index_copy_(0, self.number, value[None])
 
-    def load(self, state: dict[str, torch.Tensor], length: Any, needed: Any) -> None:
-        """Takes over the state of sentences, in the first rows."""
+    def load(
+        self, state: dict[str, torch.Tensor], length: torch.Tensor, needed: torch.Tensor, lengths: torch.Tensor
+    ) -> None:
+        """Takes over the state of sentences, in the first rows, and what is the same for all of them."""
         for name, buffer in self.rows.items():
             buffer.zero_()[: len(state[name])] = state[name]
         self.length.copy_(length)
         self.needed.copy_(needed)
+        self.lengths.copy_(lengths)
         self.number.zero_()
         self.is_over.zero_()
 
@@ -335,9 +374,7 @@ class BeamStep(StaticStep):
         rules = StaticRules(self.settings, self.eos_token_ids, rows["max_lengths"], 0, self.is_over)
         self.decoder.read(rows["tokens"])
         log_probs = self.decoder.log_probs()
-        if self.processors:
-            log_probs = self.processors(rows["tokens"].view(-1, 1), log_probs)
-        log_probs = log_probs.view(self.shape.rows, self.beams, -1)
+        log_probs = self.process(log_probs).view(self.shape.rows, self.beams, -1)
         log_probs, parents, tokens = best_tokens(log_probs, alive.running_scores, self.num_candidates)
         ends = rules.ends(tokens, length)
         chosen, unfinished = alive.advance(rules, log_probs, tokens, ends, length)
@@ -371,9 +408,7 @@ class SingleStep(StaticStep):
         """Takes the step, as [`single_search`] does."""
         rows = self.rows
         self.decoder.read(rows["tokens"])
-        logits = self.decoder.logits()
-        if self.processors:
-            logits = self.processors(rows["tokens"], logits)
+        logits = self.process(self.decoder.logits())
         if self.settings.do_sample:
             # As `torch.multinomial` draws, which first waits to see whether these are probabilities.
             probabilities = logits.softmax(dim=1)
@@ -401,6 +436,8 @@ class KeptSteps:
         self.identity = identity
         self.steps: OrderedDict[object, tuple[StaticStep, CapturedStep]] = OrderedDict()
         self.failed: set[object] = set()  # keys whose capture failed
+        # Rounded weights and biases of linear layers, by number format.
+        self.rounded: dict[torch.dtype, dict[Any, tuple[torch.Tensor, torch.Tensor | None]]] = {}
 
     def take(self, key: object, build: Any, device: torch.device) -> tuple[StaticStep, CapturedStep]:
         """Returns the step with a key, which is made if there is none; others leave if there are too many."""
@@ -420,9 +457,36 @@ class KeptSteps:
             self.steps.popitem(last=False)
         return self.steps[key]
 
+    def products(self, stack: Any, dtype: torch.dtype) -> dict[Any, Callable[[torch.Tensor], torch.Tensor]]:
+        """
+        Returns products for the linear layers of a stack by weights that are rounded now, to the type of autocast: a
+        graph would round them in each step.
+        """
+        if dtype not in self.rounded:
+            named = (each for module in stack.modules() for each in module._modules.items())
+            layers: list[Any] = [layer for name, layer in named if name in LINEAR]
+            self.rounded[dtype] = {
+                layer: (torch.empty_like(layer.weight, dtype=dtype), as_empty(layer.bias, dtype)) for layer in layers
+            }
+        rounded = self.rounded[dtype]
+        copies = [each for pair in rounded.values() for each in pair if each is not None]
+        weights = [each for layer in rounded for each in (layer.weight, layer.bias) if each is not None]
+        torch._foreach_copy_(copies, weights)
+        return {layer: partial(multiply, weight=weight, bias=bias) for layer, (weight, bias) in rounded.items()}
+
     def memory(self) -> int:
         """Returns the number of bytes of the buffers of all steps."""
         return sum(step.memory for step, _ in self.steps.values())
+
+
+def as_empty(weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Returns memory for a weight in another type."""
+    return None if weight is None else torch.empty_like(weight, dtype=dtype)
+
+
+def multiply(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Computes a linear layer; autocast rounds the states."""
+    return torch.nn.functional.linear(states, weight, bias)
 
 
 # By model, and as long as it exists.
@@ -460,7 +524,10 @@ def identity_of(model: Any) -> object:
 def settings_of(inputs: FastSearchInputs, generation_config: GenerationConfig, device: torch.device) -> object:
     """Returns what else a graph depends on, beside its shape."""
     processors = [
-        (type(processor).__name__, [(name, as_key(value)) for name, value in vars(processor).items()])
+        (
+            type(processor).__name__,
+            [(name, as_key(vars(processor)[name])) for name in sorted({*vars(processor)} - NOT_CAPTURED)],
+        )
         for processor in inputs.logits_processor
     ]
     ends, pad = special_ids(generation_config)
@@ -528,6 +595,12 @@ class StaticSearch:
         if kept is None or kept.identity != identity:
             kept = KEPT[model] = KeptSteps(identity)
         self.kept, self.key = kept, settings_of(inputs, generation_config, self.device)
+        decoder = inputs.decoder.decoders[0]
+        self.functions: Mapping[Any, Any] = decoder.functions
+        # On a CPU, a search without graphs has such products, too.
+        if torch.is_autocast_enabled(self.device.type) and not decoder.are_all_plain:
+            products = kept.products(decoder.decoder.layers, torch.get_autocast_dtype(self.device.type))
+            self.functions = {**products, **decoder.functions}
 
     def step_for(self, decoder: EnsembleDecoder, used: int) -> tuple[StaticStep, CapturedStep]:
         """Returns a step for the sentences of a decoder, with room behind positions that are used."""
@@ -545,7 +618,9 @@ class StaticSearch:
         # Number formats of keys and values, and of everything else.
         formats = like.cache.layers[0][0].dtype, like.cache.mask.dtype
         key = self.key, shape, formats
-        return self.kept.take(key, lambda: kind(self.inputs, self.settings, decoder, shape), self.device)
+        step, captured = self.kept.take(key, lambda: kind(self.inputs, self.settings, decoder, shape), self.device)
+        step.one.functions = dict(self.functions)
+        return step, captured
 
     def start(self) -> tuple[StaticStep, CapturedStep]:
         """Moves the prompts into the buffers of a step, but for their last tokens, which the first step reads."""
@@ -563,8 +638,13 @@ class StaticSearch:
             alive = Alive.at_the_start(self.prompt)
             names = ("can_improve", "running_scores", "scores", "is_finished", "end_positions")
             state |= {name: getattr(alive, name) for name in names} | {"max_lengths": self.max_lengths[:, None]}
-        zero = torch.zeros_like(step.length)
-        step.load(state, zero, zero)
+        length, zero = self.prompt.shape[2], torch.zeros_like(step.length)
+        ranges = [
+            (0, 0) if (acts_at := STATIC[type(each).__name__]) is None else acts_at(each)
+            for each in self.inputs.logits_processor
+        ]
+        lengths = torch.tensor(ranges, dtype=torch.long, device=self.device).view_as(step.lengths) - length
+        step.load(state, zero, zero, lengths)
         self.room = (step.shape.capacity - used) // self.beams
         return step, captured
 
@@ -585,10 +665,10 @@ class StaticSearch:
             self.done.append(step.state(left[: self.sentences - remaining]))
             self.sentences = remaining
         places = seen.index_select(0, kept).to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :used]
-        state, lengths = step.state(kept), (step.length, step.needed)
+        state, shared = step.state(kept), (step.length, step.needed, step.lengths)
         next_step, captured = self.step_for(step.decoder, used)
         next_step.one.load(step.one, kept, places)
-        next_step.load(state, *lengths)
+        next_step.load(state, *shared)
         self.room = (next_step.shape.capacity - used) // self.beams
         return next_step, captured
 
@@ -653,7 +733,12 @@ def is_static(model: Any, inputs: FastSearchInputs) -> bool:
         are_graphs_wanted()
         and not call.ensemble
         and inputs.entries is None
-        and all(is_of_transformers(processor, STATIC) for processor in inputs.logits_processor)
+        and all(
+            is_of_transformers(processor, {*STATIC})
+            # A bias of several tokens looks at those before the last.
+            and all(len(tokens) == 1 for tokens in getattr(processor, "sequence_bias", ()))
+            for processor in inputs.logits_processor
+        )
         # Anything else may decide in Python.
         and all(is_as_written(module) and module._compiled_call_impl is None for module in modules)
     )

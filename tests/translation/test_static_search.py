@@ -1,6 +1,7 @@
 """Searches in fixed places, on the CPU with the graphs of the tests, against the search of the model's files."""
 
 import gc
+import sys
 import threading
 import weakref
 from contextlib import nullcontext
@@ -11,11 +12,13 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniForCausalLM
 from hf_vaswani.captured import CapturedStep
 from hf_vaswani.model import cache_vaswani
 from hf_vaswani.model.generation_vaswani import FastSearchMixin
+from hf_vaswani.model.rules_vaswani import MISSING, BeamSearchRules
 from hf_vaswani.serving.batcher import EndCriteria
 from hf_vaswani.translation import static_search
 
@@ -137,6 +140,34 @@ def test_beam_search_finds_the_same(monkeypatch, at_home, count, settings) -> No
     assert_same(monkeypatch, at_home, random_model(), sentences(count), num_beams=4, **settings)
 
 
+BY_LENGTH = [
+    {"forced_bos_token_id": 9},
+    {"min_new_tokens": 20},
+    {"min_length": 5, "forced_bos_token_id": 9},
+    {"bad_words_ids": [[5], [7]], "begin_suppress_tokens": [11, 12]},
+    {"sequence_bias": [[[5], 1.0], [[6], -2.0]], "suppress_tokens": [7]},
+    {"forced_eos_token_id": 2, "max_length_offset": None, "max_new_tokens": 6},
+    {"forced_eos_token_id": 2, "max_length_offset": 3},
+]
+
+
+@pytest.mark.parametrize("settings", BY_LENGTH, ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("begun", [False, True])
+def test_processors_that_look_at_the_length(monkeypatch, at_home, graphs, begun, beams, settings) -> None:
+    """Also if a graph of another limit is replayed."""
+    model, inputs = random_model(decoder_layers=1), sentences(3)
+    if begun:
+        inputs |= {"decoder_input_ids": torch.tensor([[2, 7, 9]] * 3)}
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=beams, **settings)
+    made = len(static_search.KEPT[model].steps)
+    for name in ("min_new_tokens", "min_length", "max_new_tokens", "max_length_offset"):
+        if settings.get(name):
+            others = settings | {name: settings[name] + 2}
+            assert_same(monkeypatch, at_home, model, inputs, num_beams=beams, **others)
+            assert len(static_search.KEPT[model].steps) <= made + 2
+
+
 GREEDY = [{}, {"max_length_offset": 2}, {"eos_token_id": [2, 30]}, {"eos_token_id": None, "max_new_tokens": 19}]
 GREEDY += [{"suppress_tokens": [5, 6], "pad_token_id": 7}, {"max_length_offset": None, "max_new_tokens": 1}]
 
@@ -224,6 +255,8 @@ def test_a_search_ends_when_its_time_is_up(monkeypatch, at_home, last, beams) ->
         output = search(**inputs, num_beams=beams, stopping_criteria=[EndCriteria(is_over)])
         found.append(getattr(output, "sequences", output))
     assert found[0].shape == (5, 1 + last) and torch.equal(*found)
+    # The next search in the same buffers has time.
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -241,6 +274,51 @@ def test_autocast_to_bfloat16(monkeypatch, at_home, beams) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
     assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+
+
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True}], ids=str)
+def test_weights_are_rounded_once_a_search(monkeypatch, at_home, graphs, fields) -> None:
+    """On a GPU, where autocast decides; this lets it decide here, too."""
+    monkeypatch.setattr(cache_vaswani, "products_of", lambda *_: {})
+    model, inputs = random_model(**fields), sentences(5)
+    call = inputs | {"num_beams": 3, "return_dict_in_generate": True}
+    before = None
+    for _ in range(2):
+        found = []
+        for rounds in (True, False):
+            with monkeypatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+                if not rounds:
+                    patch.setattr(static_search.KeptSteps, "products", lambda *_: {})
+                    static_search.KEPT[model].steps.clear()
+                found.append(model.generate(**call))
+        assert torch.equal(found[0].sequences, found[1].sequences)
+        assert torch.equal(found[0].sequences_scores, found[1].sequences_scores)
+        assert before is None or not torch.equal(before, found[0].sequences_scores)
+        before = found[0].sequences_scores
+        (rounded,) = static_search.KEPT[model].rounded.values()
+        assert len(rounded) == 10 * model.config.decoder_layers
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.3)
+
+
+def test_no_graph_keeps_what_autocast_rounded() -> None:
+    with torch.autocast("cpu", torch.bfloat16), static_search.in_fixed_places(torch.device("cpu")):
+        assert torch.is_autocast_enabled("cpu") and not torch.is_autocast_cache_enabled()
+    with static_search.in_fixed_places(torch.device("cpu")):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("settings", [{}, {"length_penalty_type": "power"}], ids=str)
+@pytest.mark.parametrize("alpha", [0, 1, 0.6, 1.7, -1, -0.3])
+def test_length_penalties_are_equal_to_the_last_bit(alpha, settings) -> None:
+    config = GenerationConfig(length_penalty=alpha, length_penalty_type="gnmt")
+    vars(config).update(settings)
+    ends, scores = torch.tensor([2]), torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    rules = BeamSearchRules(config, ends, torch.tensor([[9]]), 9)
+    static = static_search.StaticRules(config, ends, torch.tensor([[9]]), 9, torch.tensor(False))
+    for length in range(1, 200):
+        assert torch.equal(scores / static.penalty(torch.tensor(length)), scores / rules.penalty(length))
 
 
 # ---- Calls that it leaves to the model's own search ----------------------------------------------------------------
@@ -267,7 +345,8 @@ def test_changed_models(monkeypatch, at_home, change) -> None:
     assert torch.equal(found, without(monkeypatch, model, inputs, num_beams=2).sequences)
 
 
-OTHERS = [{"no_repeat_ngram_size": 2}, {"forced_bos_token_id": 5}, {"min_new_tokens": 4}, {"repetition_penalty": 1.2}]
+OTHERS = [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.2}, {"bad_words_ids": [[5], [7, 8]]}]
+OTHERS.append({"sequence_bias": [[[5, 6], 1.0]]})
 
 
 @pytest.mark.parametrize("settings", OTHERS, ids=str)
@@ -453,6 +532,53 @@ def test_reads_of_a_search(monkeypatch, at_home) -> None:
     model.lm_head.bias.data[EOS] = -100
     model.generate(**sentences(3), num_beams=2, max_new_tokens=40)
     assert 15 <= len(reads) <= 20
+
+
+@torch.no_grad()
+def test_finished_sentences_do_not_change(a_step) -> None:
+    """The CPU learns late that all of them are finished."""
+    a_step.rows["unfinished"].fill_(True)[0] = False
+    a_step.rows["max_lengths"].fill_(100)
+    if "can_improve" in a_step.rows:
+        a_step.rows["can_improve"].fill_(True)
+        a_step.rows["is_finished"].fill_(False)
+        a_step.rows["scores"].fill_(MISSING)
+    names = {*a_step.rows} & {"unfinished", "scores", "is_finished", "end_positions", "numbers"}
+    before = {name: a_step.rows[name].clone() for name in names}
+
+    def run() -> None:
+        # At the same place of the buffers, which are full some time.
+        a_step.number.fill_(0)
+        a_step.one.cache.places.copy_(torch.arange(a_step.beams))
+        a_step.run()
+        for name, each in before.items():
+            assert torch.equal(each[0], a_step.rows[name][0]), name
+
+    for _ in range(30):
+        run()
+    while a_step.remaining:
+        run()
+    needed = int(a_step.needed)
+    run()
+    assert needed == a_step.needed < a_step.length
+
+
+@torch.no_grad()
+def test_no_step_reads_beyond_the_table_of_positions(a_step) -> None:
+    """A GPU would end all work of the process."""
+    a_step.one.lengths.fill_(10_000)
+    a_step.run()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_earlier_searches_left_is_not_seen(monkeypatch, at_home, beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    for _ in range(2):
+        assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+        for step, _ in static_search.KEPT[model].steps.values():
+            for each in tensors_of(step).values():
+                if each.is_floating_point() and each is not step.one.encoding and each is not step.one.cache.own:
+                    each.fill_(torch.nan)
 
 
 # ---- Graphs ------------------------------------------------------------------------------------------------------
@@ -664,8 +790,11 @@ def test_threads_share_the_buffers_in_turn(monkeypatch, at_home, graphs) -> None
             found[number, turn] = model.generate(**inputs[number], num_beams=2)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     assert len(found) == 6 and all(torch.equal(each, expected[number]) for (number, _), each in found.items())
