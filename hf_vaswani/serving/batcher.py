@@ -245,7 +245,7 @@ class Batcher:
         return kind, parts
 
     async def _translate(self, kind: Hashable, parts: list[tuple[_Job, int]]) -> None:
-        """Translates a batch. If that fails, each text is translated alone, and only the bad ones fail."""
+        """Translates a batch, and in halves if that fails: only the bad texts fail, and what a GPU cannot hold fits."""
         parts = [part for part in parts if not part[0].is_over]
         if not parts:
             return
@@ -258,9 +258,9 @@ class Batcher:
                 self._fail(job, error)
             return
         except Exception as error:
-            if len(parts) > 1:
-                for part in parts:
-                    await self._translate(kind, [part])
+            if middle := len(parts) // 2:
+                await self._translate(kind, parts[:middle])
+                await self._translate(kind, parts[middle:])
                 return
             # The fault may be that of the text, or that of the device.
             if not isinstance(error, ValueError) and not self.is_broken:

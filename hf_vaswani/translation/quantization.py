@@ -24,8 +24,8 @@ MIN_INT8_ENTRIES = 2**16
 
 def has_bfloat16(device: torch.device) -> bool:
     """Returns whether a device has instructions for bfloat16."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type in ("cuda", "xpu"):
+        return bool(getattr(torch, device.type).is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
     # oneDNN, which multiplies, can be limited to older instructions, and emulates the others then.

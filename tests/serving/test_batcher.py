@@ -158,6 +158,16 @@ async def test_a_text_that_fails_does_not_fail_the_others() -> None:
 
 
 @in_a_loop
+async def test_a_text_that_fails_does_not_make_the_others_slow() -> None:
+    recorder, batcher = recorded(10_000, times=8)
+    asked = [asyncio.create_task(batcher.submit("k", ["bad" if number == 77 else "a"])) for number in range(512)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [number for number, each in enumerate(found) if isinstance(each, ValueError)] == [77]
+    # In halves: two batches for each of the nine powers of two.
+    assert len(recorder.batches) <= 1 + 2 * 9
+
+
+@in_a_loop
 async def test_texts_of_a_client_that_is_gone_are_not_translated() -> None:
     recorder, batcher = recorded()
     first = await submit_slow(recorder)

@@ -60,8 +60,9 @@ def test_bfloat16_is_chosen_where_it_is_faster(monkeypatch, has_them, d_model, t
 
 
 def test_every_width_is_wide_enough_for_a_gpu(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    assert fastest_training(torch.device("cuda"), 8)[0] == torch.bfloat16
+    for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        monkeypatch.setattr(module, "is_bf16_supported", lambda including_emulation: not including_emulation)
+        assert fastest_training(torch.device(kind), 8)[0] == torch.bfloat16
     assert fastest_training(torch.device("mps"), 512)[0] == torch.float32
 
 
