@@ -245,7 +245,7 @@ class Batcher:
         return kind, parts
 
     async def _translate(self, kind: Hashable, parts: list[tuple[_Job, int]]) -> None:
-        """Translates a batch, and in halves if that fails: only the bad texts fail, and what a GPU cannot hold fits."""
+        """Translates a batch, and in halves if that fails: only bad texts fail, and what a GPU cannot hold fits."""
         parts = [part for part in parts if not part[0].is_over]
         if not parts:
             return
