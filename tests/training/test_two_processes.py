@@ -17,7 +17,7 @@ from hf_vaswani.cli import main
 
 from ..campaign.verbs import verb
 from ..children import run_launched
-from ..conftest import ROOT, tiny_recipe
+from ..conftest import ROOT, dear, tiny_recipe
 from . import task_recipes
 from .runs import assert_close_weights, same_weights
 from .test_start import adaptation
@@ -95,6 +95,16 @@ def test_every_task_is_split_alike(tmp_path, name) -> None:
     train_alone([*arguments, "--training.accumulation_steps=2"], tmp_path / "one")
     train_in_two(arguments, tmp_path / "two")
     assert_close_weights(tmp_path / "one" / "checkpoint-3", tmp_path / "two" / "checkpoint-3", atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("more", [[], dear(["--data.streaming=true", "--training.data_workers=1"])], ids=str)
+def test_pairs_that_are_altered_in_parts_are_those_of_one_process(tmp_path, more) -> None:
+    """Each process encodes its share of a window, and its workers do so ahead."""
+    options = ["--model.dropout=0", "--tokenizer.bpe_dropout=0.2", "--data.stream_window=49", *more]
+    arguments = [*tiny_recipe(tmp_path, max_steps=4, average_last=1, save_every=4), *options]
+    train_alone([*arguments, "--training.accumulation_steps=2"], tmp_path / "one")
+    train_in_two(arguments, tmp_path / "two")
+    assert_close_weights(tmp_path / "one" / "checkpoint-4", tmp_path / "two" / "checkpoint-4", atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])
