@@ -30,7 +30,8 @@ from hf_vaswani.training.optimization import build_optimizer, build_schedule
 from hf_vaswani.training.preparation import is_accelerator
 from hf_vaswani.training.update import Updater
 from hf_vaswani.translation import static_search
-from hf_vaswani.translation.batches import TOO_LARGE, log_probabilities, translate_corpus, translate_n_best
+from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
+from hf_vaswani.translation.budgets import TOO_LARGE
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
 

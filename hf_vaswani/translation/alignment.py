@@ -33,7 +33,7 @@ from ..model.sentences_vaswani import (
     length_groups,
     visible,
 )
-from .budgets import times_on
+from .budgets import in_memory, times_on
 
 _ENDS = threading.local()
 
@@ -413,16 +413,20 @@ def _attention(
     sizes = [length * max(length, of_position) for length in lengths]
     times = times_on(model.device)
     most = MAX_SCORES * times if tokens_per_batch is None else of_position * tokens_per_batch
+
+    def attend(batch: list[int]) -> torch.Tensor:
+        inputs, outputs = (
+            tokenizer.pad(
+                {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
+            ).to(model.device)
+            for side in (0, 1)
+        )
+        labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
+        return attention_to_source(model, inputs, labels, layers).cpu()
+
+    groups = length_groups(sizes, most, most // 4, batch_size or MAX_PAIRS * times)
     with evaluation_mode(model):
-        for batch in length_groups(sizes, most, most // 4, batch_size or MAX_PAIRS * times):
-            inputs, outputs = (
-                tokenizer.pad(
-                    {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
-                ).to(model.device)
-                for side in (0, 1)
-            )
-            labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
-            attention = attention_to_source(model, inputs, labels, layers).cpu()
+        for batch, attention in in_memory(model, groups, lengths, attend):
             for row, i in enumerate(batch):
                 end_if_over()
                 source, target = pairs[i]

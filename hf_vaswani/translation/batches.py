@@ -1,11 +1,8 @@
 """Translation of a corpus in batches, and log-probabilities of given translations."""
 
-import logging
-import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -13,14 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups, visible
-from .budgets import positions_at_once, return_unused_memory, tokens_on, vocab_size
-
-logger = logging.getLogger(__name__)
-
-# For each model, the positions of the smallest batch for which the memory of its device was too small.
-TOO_LARGE: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-
-T = TypeVar("T")
+from .budgets import in_memory, positions_at_once, tokens_on, vocab_size
 
 
 def translate_corpus(
@@ -121,40 +111,9 @@ def _generate(
     bar = tqdm(total=len(chosen), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
         batches = [[chosen[place] for place in group] for group in groups]
-        for batch, outputs in _in_memory(model, batches, list(map(len, ids)), translate):
+        for batch, outputs in in_memory(model, batches, list(map(len, ids)), translate):
             yield batch, outputs
             bar.update(len(batch))
-
-
-def _in_memory(
-    model: PreTrainedModel, batches: list[list[int]], lengths: Sequence[int], compute: Callable[[list[int]], T]
-) -> Iterator[tuple[list[int], T]]:
-    """
-    Yields batches, longest first, each with what is computed of it. One that does not fit into the memory of a GPU is
-    computed in halves, and so are others that are as large.
-    """
-    pending = batches[::-1]
-    while pending:
-        batch = pending.pop()
-        size, middle = len(batch) * lengths[batch[0]], len(batch) // 2
-        if not middle or size < TOO_LARGE.get(model, math.inf):
-            try:
-                found = compute(batch)
-            except torch.OutOfMemoryError:
-                if not middle:
-                    raise
-            else:
-                yield batch, found
-                continue
-            # Here, without the error, nothing holds the tensors of the computation any more.
-            return_unused_memory()
-            if model not in TOO_LARGE:
-                logger.warning(
-                    f"A batch of {size:,} tokens does not fit into the memory of this GPU: it is computed in halves. "
-                    "With a smaller --tokens-per-batch, no time is lost."
-                )
-            TOO_LARGE[model] = size
-        pending += [batch[middle:], batch[:middle]]
 
 
 def to_translate(
@@ -235,7 +194,7 @@ def log_probabilities(
         return losses.sum(dim=1).tolist()
 
     with evaluation_mode(model):
-        for batch, losses in _in_memory(model, length_groups(lengths, most, most), lengths, compute):
+        for batch, losses in in_memory(model, length_groups(lengths, most, most), lengths, compute):
             for i, loss in zip(batch, losses, strict=True):
                 found[i] = (-loss, len(target_ids[i]))
     return found

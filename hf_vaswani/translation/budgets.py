@@ -1,17 +1,30 @@
-"""How much text a device works on at a time. A CPU takes a few thousand tokens, which would leave a GPU idle."""
+"""
+How much text a device works on at a time. A CPU takes a few thousand tokens, which would leave a GPU idle; but a batch
+must fit into its memory.
+"""
 
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..model.sentences_vaswani import MAX_POSITIONS, TIMES, TIMES_ON_OTHERS, batch_limits
+
+logger = logging.getLogger(__name__)
 
 # Part of the memory of an accelerator for the logits of a step, each of 16 bytes with its copies in float32: the
 # log-probabilities, the scores of the candidates, and what sorts them.
 SHARE_OF_LOGITS, BYTES_OF_A_LOGIT = 8, 16
 # For a device that does not say how much memory it has.
 USUAL_MEMORY = 2**33
+# For each model, the positions of the smallest batch for which the memory of its device was too small.
+TOO_LARGE: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+T = TypeVar("T")
 
 
 def times_on(device: torch.device) -> int:
@@ -72,3 +85,46 @@ def search_limits(
     if tokens_per_batch is not None:
         most, padded = tokens_per_batch, min(padded, tokens_per_batch)
     return most, padded, positions_at_once(model.device, processes * num_beams * vocab_size(model))
+
+
+def in_memory(
+    model: Any, batches: list[list[int]], lengths: Sequence[int], compute: Callable[[list[int]], T]
+) -> Iterator[tuple[list[int], T]]:
+    """
+    Computes batches. One that does not fit into the memory of a GPU is computed in halves, and so are those that are as
+    large.
+
+    Args:
+        model ([`PreTrainedModel`]): the model.
+        batches (`list[list[int]]`): numbers of the sentences of each batch, the longest first.
+        lengths (`Sequence[int]`): tokens of each sentence.
+        compute (`Callable`): computes a batch.
+
+    Yields:
+        `tuple`: a batch, or a part of one, and what is computed of it.
+
+    Raises:
+        torch.OutOfMemoryError: a single sentence does not fit.
+    """
+    pending = batches[::-1]
+    while pending:
+        batch = pending.pop()
+        size, middle = len(batch) * lengths[batch[0]], len(batch) // 2
+        if not middle or size < TOO_LARGE.get(model, math.inf):
+            try:
+                found = compute(batch)
+            except torch.OutOfMemoryError:
+                if not middle:
+                    raise
+            else:
+                yield batch, found
+                continue
+            # Here, without the error, nothing holds the tensors of the computation any more.
+            return_unused_memory()
+            if model not in TOO_LARGE:
+                logger.warning(
+                    f"A batch of {size:,} tokens does not fit into the memory of this GPU: it is computed in halves. "
+                    "With a smaller --tokens-per-batch, no time is lost."
+                )
+            TOO_LARGE[model] = size
+        pending += [batch[middle:], batch[:middle]]

@@ -215,6 +215,24 @@ def test_arguments_that_do_not_fit_are_one_sentence(model, tokenizer, settings, 
         alignments(model, tokenizer, SOURCES, **({"targets": TARGETS} | settings))
 
 
+def test_a_batch_that_does_not_fit_into_the_memory_is_aligned_in_halves(model, tokenizer, monkeypatch) -> None:
+    sources, targets = ["ab", *["abc cab abc"] * 9, "bca"], ["cab", *["ab abc"] * 9, "ab"]
+    expected = alignments(model, tokenizer, sources, targets)
+    compute, rows = module.attention_to_source, []
+
+    def small(model, inputs, *more):
+        rows.append(len(inputs["input_ids"]))
+        if rows[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return compute(model, inputs, *more)
+
+    monkeypatch.setattr(module, "attention_to_source", small)
+    found = alignments(model, tokenizer, sources, targets)
+    assert max(rows) > 3 and sum(count for count in rows if count <= 3) == len(sources)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.probabilities, other.probabilities, atol=1e-6, rtol=0)
+
+
 def test_the_memory_of_a_batch_follows_its_pairs(model, tokenizer, monkeypatch) -> None:
     """However different their lengths are, and without a change of what they attend to."""
     monkeypatch.setattr(module, "MAX_SCORES", 2**8)

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani.data.tokenizer import add_tags, load_tokenizer
 from hf_vaswani.model.sentences_vaswani import TIMES
-from hf_vaswani.translation import batches
+from hf_vaswani.translation import batches, budgets
 from hf_vaswani.translation.batches import log_probabilities, to_translate, translate_corpus, translate_n_best
 
 
@@ -150,14 +150,14 @@ def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(transla
     model, tokenizer = translator
     caplog.set_level(logging.WARNING)
     freed = []
-    monkeypatch.setattr(batches, "return_unused_memory", lambda: freed.append(True))
+    monkeypatch.setattr(budgets, "return_unused_memory", lambda: freed.append(True))
     targets = [text.replace("one", "eins") for text in TEXT]
     expected = (
         translate_corpus(model, tokenizer, TEXT, max_length=5),
         [each for each, _ in log_probabilities(model, tokenizer, TEXT, targets)],
     )
     for name, compute in (("generate", translate_corpus), ("forward", log_probabilities)):
-        batches.TOO_LARGE.clear()
+        budgets.TOO_LARGE.clear()
         caplog.clear()
         freed.clear()
         with monkeypatch.context() as patch:
