@@ -91,8 +91,8 @@ def in_memory(
     model: Any, batches: list[list[int]], lengths: Sequence[int], compute: Callable[[list[int]], T]
 ) -> Iterator[tuple[list[int], T]]:
     """
-    Computes batches. One that does not fit into the memory of a GPU is computed in halves, and so are those that are as
-    large.
+    Computes batches. One that does not fit into the memory of a GPU is computed in halves, and so are later ones that
+    are as large.
 
     Args:
         model ([`PreTrainedModel`]): the model.
