@@ -25,7 +25,7 @@ from ..extras import extra
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SEARCH_SETTINGS
 from ..translation.batches import to_translate
-from ..translation.budgets import positions_at_once, tokens_on
+from ..translation.budgets import most_positions, tokens_on
 from ..translation.lines import Candidates
 from ..translation.shortlist import FILE as SHORTLIST
 from ..translation.shortlist import Shortlist
@@ -432,7 +432,7 @@ class Ctranslate2Translator:
             if limit > 0:
                 groups[max(limits) if beams == 1 else limit].append(i)
         most, tokens = self.tokens_per_batch or tokens_on(self.device), sum(map(len, sources))
-        if (at_once := positions_at_once(self.device, beams * len(self.tokens))) is not None:
+        if (at_once := most_positions(self.device, beams * len(self.tokens))) is not None:
             most = min(most, at_once * tokens // max(1, len(sources)))
         # No thread shall be without work.
         share = -(-tokens // self.threads)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups, visible
-from .budgets import in_memory, positions_at_once, tokens_on, vocab_size
+from .budgets import in_memory, most_positions, tokens_on, vocab_size
 
 
 def translate_corpus(
@@ -101,7 +101,7 @@ def _generate(
     most = tokens_per_batch or tokens_on(model.device)
     beams = generate_kwargs.get("num_beams") or model.generation_config.num_beams or 1
     copies = max(beams, generate_kwargs["num_return_sequences"]) * (1 + len(generate_kwargs.get("ensemble", ())))
-    rows = positions_at_once(model.device, copies * vocab_size(model))
+    rows = most_positions(model.device, copies * vocab_size(model))
     groups = length_groups([len(ids[i]) for i in chosen], most, most, rows)
 
     def translate(batch: list[int]) -> Any:
@@ -183,7 +183,7 @@ def log_probabilities(
     _check_positions(model, lengths)
     found = [(0.0, 0)] * len(lengths)
     most = tokens_per_batch or tokens_on(model.device)
-    most = min(most, positions_at_once(model.device, vocab_size(model)) or most)
+    most = min(most, most_positions(model.device, vocab_size(model)) or most)
 
     def compute(batch: list[int]) -> list[float]:
         inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)

@@ -5,6 +5,7 @@ must fit into its memory.
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 SHARE_OF_LOGITS, BYTES_OF_A_LOGIT = 8, 16
 # For a device that does not say how much memory it has.
 USUAL_MEMORY = 2**33
+# How accelerators and cuBLAS say that memory has run out, some of them by a plain RuntimeError.
+OUT_OF_MEMORY = re.compile("out of memory|ALLOC_FAILED", re.IGNORECASE)
 # For each model, the positions of the smallest batch for which the memory of its device was too small.
 TOO_LARGE: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -37,7 +40,7 @@ def tokens_on(device: torch.device) -> int:
     return MAX_POSITIONS * times_on(device)
 
 
-def positions_at_once(device: torch.device, logits: int) -> int | None:
+def most_positions(device: torch.device, logits: int) -> int | None:
     """
     Returns the most positions whose logits an accelerator holds at a time. It depends on the size of the memory alone,
     not on what is free of it: the same text has the same batches.
@@ -84,7 +87,7 @@ def search_limits(
     most, padded = batch_limits(model, num_beams, usual)
     if tokens_per_batch is not None:
         most, padded = tokens_per_batch, min(padded, tokens_per_batch)
-    return most, padded, positions_at_once(model.device, processes * num_beams * vocab_size(model))
+    return most, padded, most_positions(model.device, processes * num_beams * vocab_size(model))
 
 
 def in_memory(
@@ -104,7 +107,7 @@ def in_memory(
         `tuple`: a batch, or a part of one, and what is computed of it.
 
     Raises:
-        torch.OutOfMemoryError: a single sentence does not fit.
+        RuntimeError: a single sentence does not fit, or something else is wrong.
     """
     pending = batches[::-1]
     while pending:
@@ -113,8 +116,8 @@ def in_memory(
         if not middle or size < TOO_LARGE.get(model, math.inf):
             try:
                 found = compute(batch)
-            except torch.OutOfMemoryError:
-                if not middle:
+            except RuntimeError as error:
+                if not middle or not OUT_OF_MEMORY.search(str(error)):
                     raise
             else:
                 yield batch, found

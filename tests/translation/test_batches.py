@@ -111,14 +111,22 @@ def test_a_tag_alone_is_not_translated(translator) -> None:
 TEXT = ["one two three four"] * 9 + ["one two"] * 20 + ["nine"] * 30
 
 
-def shapes_of(model, monkeypatch, name: str, most_rows: float = float("inf")) -> list[tuple[int, ...]]:
+CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+# As cuBLAS and MPS say it.
+CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+MPS = RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB, max allowed: 9.07 GB).")
+
+
+def shapes_of(
+    model, monkeypatch, name: str, most_rows: float = float("inf"), error: Exception = CUDA
+) -> list[tuple[int, ...]]:
     """Returns the shapes of the sources that a method gets; it has memory for so many rows."""
     compute, shapes = getattr(model, name), []
 
     def spy(**inputs):
         shapes.append(tuple(inputs["input_ids"].shape))
         if len(inputs["input_ids"]) > most_rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+            raise error
         return compute(**inputs)
 
     monkeypatch.setattr(model, name, spy)
@@ -133,7 +141,7 @@ def test_batches_fill_the_device_within_its_memory(translator, monkeypatch) -> N
     asked = []
     monkeypatch.setitem(TIMES, "cpu", 1 / 16)
     for rows in (None, 7):
-        monkeypatch.setattr(batches, "positions_at_once", lambda *given, rows=rows: asked.append(given) or rows)
+        monkeypatch.setattr(batches, "most_positions", lambda *given, rows=rows: asked.append(given) or rows)
         shapes.clear()
         assert translate_corpus(model, tokenizer, TEXT, max_length=5, num_beams=2) == expected
         assert max(height * width for height, width in shapes) <= 256
@@ -146,7 +154,10 @@ def test_batches_fill_the_device_within_its_memory(translator, monkeypatch) -> N
     assert asked == [(model.device, 4 * 2 * size), (model.device, size)]
 
 
-def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(translator, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("error", [CUDA, CUBLAS, MPS], ids=["CUDA", "cuBLAS", "MPS"])
+def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(
+    translator, monkeypatch, caplog, error
+) -> None:
     model, tokenizer = translator
     caplog.set_level(logging.WARNING)
     freed = []
@@ -161,7 +172,7 @@ def test_a_batch_that_does_not_fit_into_the_memory_is_computed_in_halves(transla
         caplog.clear()
         freed.clear()
         with monkeypatch.context() as patch:
-            shapes = shapes_of(model, patch, name, most_rows=8)
+            shapes = shapes_of(model, patch, name, most_rows=8, error=error)
             if name == "generate":
                 assert compute(model, tokenizer, TEXT, max_length=5) == expected[0]
             else:
@@ -183,3 +194,12 @@ def test_a_sentence_that_does_not_fit_into_the_memory_is_an_error(translator, mo
     with pytest.raises(torch.OutOfMemoryError):
         translate_corpus(model, tokenizer, TEXT[:4])
     assert [height for height, _ in shapes] == [4, 2, 1]
+    # No other error is tried again.
+    budgets.TOO_LARGE.clear()
+    monkeypatch.undo()
+    shapes = shapes_of(
+        model, monkeypatch, "generate", most_rows=0, error=RuntimeError("CUDA error: an illegal address")
+    )
+    with pytest.raises(RuntimeError, match="illegal"):
+        translate_corpus(model, tokenizer, TEXT[:4])
+    assert [height for height, _ in shapes] == [4]

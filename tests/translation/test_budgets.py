@@ -8,7 +8,7 @@ import torch
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.model.sentences_vaswani import batch_limits
 from hf_vaswani.translation.budgets import (
-    positions_at_once,
+    most_positions,
     return_unused_memory,
     search_limits,
     times_on,
@@ -42,14 +42,14 @@ def test_a_gpu_works_on_more_text_than_a_cpu() -> None:
 )
 def test_the_logits_of_a_step_take_a_part_of_the_memory(memory, total, logits) -> None:
     memory(total)
-    rows = positions_at_once(GPU, logits)
+    rows = most_positions(GPU, logits)
     assert rows is not None
     # Four copies in float32.
     assert rows * logits * 16 <= total // 8 < (rows + 1) * logits * 16
-    assert positions_at_once(CPU, logits) is None
-    assert positions_at_once(torch.device("xpu"), 40) is not None
+    assert most_positions(CPU, logits) is None
+    assert most_positions(torch.device("xpu"), 40) is not None
     memory(1)
-    assert positions_at_once(GPU, logits) == 1
+    assert most_positions(GPU, logits) == 1
 
 
 def test_pipelines_have_the_limits_of_the_device_and_its_memory(memory) -> None:
