@@ -139,7 +139,9 @@ def _computes_on_cpu() -> bool:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             logging.getLogger(__name__).warning("Several processes cannot meet on MPS: they compute on the CPU")
         return True
-    if device.type != "cpu" and (here := launched_here()) > (count := torch.accelerator.device_count()):
+    # A job of Slurm may show each process its own device alone; `torchrun` and `accelerate launch` show them all.
+    sees_all = device.type != "cpu" and torch.distributed.is_torchelastic_launched()
+    if sees_all and (here := launched_here()) > (count := torch.accelerator.device_count()):
         raise ValueError(
             f"{here} processes were launched on this machine, but each needs a device of its own, and torch finds "
             f"{count} of the kind {device.type}: launch {count}, or set ACCELERATE_USE_CPU=true to compute on "

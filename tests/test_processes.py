@@ -335,11 +335,15 @@ def test_two_processes_do_not_meet_on_one_device(tiny, monkeypatch, accelerators
     """Accelerate gives a device to several, which wait for each other without end, or fail in the network's words."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     accelerators(kind, count)
     words = f"4 processes were launched on this machine, .* torch finds {count} of the kind {kind}: launch {count}, or"
     for join in (lambda: build_accelerator(tiny, "run", str), Processes):
         with pytest.raises(ValueError, match=words):
             join()
+    # Without such a launcher, each may see its own device alone.
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert processes._computes_on_cpu() is False
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", "cpu"), (None, "cpu")])
