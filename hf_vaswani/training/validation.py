@@ -27,6 +27,7 @@ from ..translation.alignment import choose_alignment
 from ..translation.batches import translate_corpus
 from ..translation.lines import cut_lines
 from ..translation.quantization import float32_products
+from ..translation.static_search import release
 from .preparation import Run, is_accelerator, task_data
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
@@ -74,8 +75,12 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
         )
         return [parts.join([next(translations) for _ in parts.spans]) for parts in cut]
 
-    with _without_mixed_precision(model):
-        return share(run, sentences, translate_part)
+    try:
+        with _without_mixed_precision(model):
+            return share(run, sentences, translate_part)
+    finally:
+        # The training needs the memory.
+        release(model)
 
 
 @contextmanager

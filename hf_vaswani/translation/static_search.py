@@ -499,6 +499,12 @@ POOLS: dict[torch.device, Any] = {}
 VERDICTS: dict[str, bool] = {}
 
 
+def release(model: Any) -> None:
+    """Frees the memory of the graphs of a model, which later searches make again."""
+    with LOCK:
+        KEPT.pop(model, None)
+
+
 def pool_of(device: torch.device) -> Any:
     """Returns the memory that the graphs of a device share."""
     if device.type == "cuda" and device not in POOLS:

@@ -5,6 +5,7 @@ import sys
 import threading
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from hf_vaswani.model import cache_vaswani
 from hf_vaswani.model.generation_vaswani import FastSearchMixin
 from hf_vaswani.model.rules_vaswani import MISSING, BeamSearchRules
 from hf_vaswani.serving.batcher import EndCriteria
+from hf_vaswani.training import validation
 from hf_vaswani.translation import static_search
 
 from ..networks import tiny_model
@@ -683,6 +685,16 @@ def test_steps_go_with_their_model(at_home, graphs) -> None:
     del model
     gc.collect()
     assert not static_search.KEPT and buffer() is None
+
+
+def test_a_training_gets_the_memory_back(monkeypatch, at_home, graphs) -> None:
+    model = random_model()
+    model.generate(**sentences(4), num_beams=2)
+    monkeypatch.setattr(validation, "share", lambda run, lines, translate_part: model.generate(**sentences(4)))
+    run = SimpleNamespace(recipe=SimpleNamespace(evaluation=None))
+    assert model in static_search.KEPT
+    validation.translate(run, model, [], 1)
+    assert model not in static_search.KEPT and len(at_home) == 2
 
 
 def test_memory_is_free_at_once_when_steps_go(at_home, graphs) -> None:
