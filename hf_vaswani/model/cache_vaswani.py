@@ -225,6 +225,7 @@ class EnsembleDecoder:
             for model, states in zip(models, encoder_states, strict=True)
         ]
         self.states = [states[:, -1] for states in encoder_states] if prompt else []  # outputs at the last tokens
+        self.unread: list[torch.Tensor] = []  # tokens that are read before the next logits
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
@@ -232,6 +233,8 @@ class EnsembleDecoder:
 
     def logits(self) -> torch.Tensor:
         """Returns logits of the next token, of shape `(rows, entries)`, in float32; an ensemble: log_probs."""
+        while self.unread:
+            self.read(self.unread.pop(0))
         with without_autocast(self.states[0].device):
             several = [project(states).float() for project, states in zip(self.projections, self.states, strict=True)]
         if len(several) == 1:

@@ -46,7 +46,7 @@ ROW_BY_ROW = {
 
 @dataclass(frozen=True)
 class FastSearchInputs:
-    """A decoder that has read the prompts of a search, and what else the call says about the next tokens."""
+    """A decoder with the prompts of a search, and what else the call says about the next tokens."""
 
     config: Any  # [`VaswaniConfig`] of the model, the first of those that translate together
     decoder: EnsembleDecoder
@@ -83,9 +83,8 @@ def fast_search_inputs(
     **model_kwargs: Any,
 ) -> FastSearchInputs | None:
     """
-    Reads the prompts of a call of `generate()`, of shape `(batch * beams, prompt)`, and returns the inputs of
-    [`beam_search`] and [`single_search`]. If only transformers' searches can do what the call asks for, returns
-    `None`, or raises a `ValueError` if there is an ensemble or a shortlist.
+    Returns the inputs of [`beam_search`] and [`single_search`] after prompts of shape `(batch * beams, prompt)`, or
+    `None` if the call asks for more than they can do. An ensemble and a shortlist then raise a `ValueError`.
     """
     call, num_beams = search_call(), generation_config.num_beams
     models = (model, *call.ensemble)
@@ -103,8 +102,7 @@ def fast_search_inputs(
             with fast_products(other.get_encoder(), call.inputs):
                 encoded.append(other.get_encoder()(input_ids=call.inputs, attention_mask=mask)[0])
         decoder = EnsembleDecoder(models, encoded, mask, num_beams, entries)
-        for tokens in prompts.split(1, dim=1):
-            decoder.read(tokens)
+        decoder.unread = [*prompts.split(1, dim=1)]
     else:
         read = model.model.decoder(prompts, mask, use_cache=True)
         decoder = EnsembleDecoder(models, [read.last_hidden_state[:, -1:]], mask, num_beams, None, read[CACHE].layers)
@@ -115,8 +113,9 @@ def fast_search_inputs(
         for processor in logits_processor
     )
     num_candidates = max(2, 1 + len(special_ids(generation_config)[0])) * num_beams
-    # One hypothesis has read the prompt for all, unless it has too few continuations or a processor counts the rows.
+    # One hypothesis reads the prompt for all, unless it has too few continuations or a processor counts the rows.
     if not is_row_by_row or (model.config.vocab_size if entries is None else len(entries)) < num_candidates:
+        decoder.logits()
         decoder.states = [states.repeat_interleave(num_beams, dim=0) for states in decoder.states]
     clocks = [criterion for criterion in stopping_criteria if is_clock(criterion)]
     return FastSearchInputs(model.config, decoder, num_candidates, logits_processor, is_row_by_row, entries, clocks)
@@ -335,8 +334,7 @@ def beam_search(
     Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules, after
     a prompt of shape `(batch * beams, prompt)`. `observe` is called with each step, its candidates' log-probabilities
     and which of them end, and the sentences after the step. Returns sequences of shape `(batch * num_return_sequences,
-    length)`; with `return_dict_in_generate` transformers' output for the kind of model, with these `sequences`,
-    `sequences_scores` and `beam_indices`.
+    length)`, scores and indices, see [`as_output`].
     """
     decoder, prompt = inputs.decoder, input_ids.view(-1, generation_config.num_beams, input_ids.shape[1])
     alive, history, done = Alive.at_the_start(prompt), list[Step](), list[Alive]()
@@ -419,9 +417,8 @@ def single_search(
 ) -> Any:
     """
     Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does, after a prompt
-    of shape `(batch, prompt)`. The streamer receives the tokens of each step; `observe` is called with its logits, of
-    shape `(sentences, entries)`, and the tokens that were taken, of shape `(sentences,)`. Returns sequences of shape
-    `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind of model, with these.
+    of shape `(batch, prompt)`. The streamer receives the tokens of each step; `observe` is called with its logits,
+    `(sentences, entries)`, and tokens, `(sentences,)`. Returns sequences `(batch, length)`, see [`as_output`].
     """
     device, (batch, length) = input_ids.device, input_ids.shape
     decoder, do_sample = inputs.decoder, generation_config.do_sample

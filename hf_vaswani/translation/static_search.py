@@ -31,7 +31,7 @@ from transformers import GenerationConfig
 
 from ..captured import CapturedStep, are_graphs_wanted
 from ..model.cache_vaswani import EnsembleDecoder, IncrementalDecoder, is_as_written, submodules
-from ..model.kernels_vaswani import LINEAR
+from ..model.kernels_vaswani import LINEAR, Substitutes
 from ..model.rules_vaswani import BeamSearchRules, is_one_of, search_call, special_ids
 from ..model.search_vaswani import (
     Alive,
@@ -126,7 +126,9 @@ class StaticCache:
         def buffer(states: torch.Tensor, length: int) -> torch.Tensor:
             return states.new_zeros(rows, states.shape[1], length, states.shape[3])
 
-        self.layers = [[buffer(each, capacity) for each in layer] for layer in like.layers]
+        # A decoder that has read nothing yet knows the source alone, whose keys and values are of the same sizes.
+        layers = like.layers or [[each.keys, each.values] for each in like.cross_attention_cache.layers]
+        self.layers = [[buffer(each, capacity) for each in layer] for layer in layers]
         self.cross_attention_cache = SourceCache(
             [
                 SourceLayer(buffer(layer.keys, source), buffer(layer.values, source))
@@ -149,11 +151,15 @@ class StaticCache:
         lowest = torch.finfo(self.mask.dtype).min
         mask = other.mask.index_select(0, sentences).take_along_dim(places[:, None, None], dim=3)
         self.mask.fill_(lowest)[:kept, :, :, :used] = mask
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            for buffer, states in zip(mine, theirs, strict=True):
-                moved = states.index_select(0, sentences).take_along_dim(places[:, None, :, None], dim=2)
+        for number, mine in enumerate(self.layers):
+            for i, buffer in enumerate(mine):
+                if used:
+                    states = other.layers[number][i].index_select(0, sentences)
+                    states = states.take_along_dim(places[:, None, :, None], dim=2)
                 # What is hidden is multiplied by 0, and must be finite.
-                buffer.zero_()[:kept, :, :used] = moved
+                buffer.zero_()
+                if used:
+                    buffer[:kept, :, :used] = states
         sources = (self.cross_attention_cache.layers, other.cross_attention_cache.layers)
         for ours, given in zip(*sources, strict=True):
             for buffer, states in ((ours.keys, given.keys), (ours.values, given.values)):
@@ -250,7 +256,7 @@ class StaticStep:
         self.shape, self.settings, self.processors = shape, generation_config, list(inputs.logits_processor)
         self.decoder: EnsembleDecoder = copy.copy(decoder)
         self.one = StaticDecoder(decoder.decoders[0], shape)
-        self.decoder.decoders, self.decoder.states = [self.one], []
+        self.decoder.decoders, self.decoder.states, self.decoder.unread = [self.one], [], []
         self.device = self.one.lengths.device
         self.num_candidates = inputs.num_candidates
         # Of each row: finished sentences are not changed.
@@ -622,7 +628,8 @@ class StaticSearch:
         shape = Shape(rows, capacity, width)
         kind = SingleStep if self.beams == 1 else BeamStep
         # Number formats of keys and values, and of everything else.
-        formats = like.cache.layers[0][0].dtype, like.cache.mask.dtype
+        of_keys = like.cache.layers[0][0] if like.cache.layers else sources[0].keys
+        formats = of_keys.dtype, like.cache.mask.dtype
         key = self.key, shape, formats
         step, captured = self.kept.take(key, lambda: kind(self.inputs, self.settings, decoder, shape), self.device)
         step.one.functions = dict(self.functions)
@@ -630,14 +637,19 @@ class StaticSearch:
 
     def start(self) -> tuple[StaticStep, CapturedStep]:
         """Moves the prompts into the buffers of a step, but for their last tokens, which the first step reads."""
-        decoder = self.inputs.decoder.decoders[0]
-        used = decoder.cache.used - 1
+        decoder, unread = self.inputs.decoder.decoders[0], self.inputs.decoder.unread
+        while len(unread) > 1:
+            self.inputs.decoder.read(unread.pop(0))
+        if unread:
+            self.read_source(decoder)
+        used = decoder.cache.used - (not unread)
         step, captured = self.step_for(self.inputs.decoder, used)
         every = torch.arange(self.sentences, device=self.device)
         places = torch.arange(used, device=self.device).expand(self.sentences, -1)
         mine = step.one
         mine.load(decoder, every, places)
-        mine.lengths.sub_(1).clamp_(min=0)
+        if not unread:
+            mine.lengths.sub_(1).clamp_(min=0)
         state = {"numbers": every, "unfinished": torch.ones_like(every, dtype=torch.bool)}
         state |= {"tokens": self.prompt[:, :, -1], "max_lengths": self.max_lengths}
         if self.beams > 1:
@@ -653,6 +665,13 @@ class StaticSearch:
         step.load(state, zero, zero, lengths)
         self.room = (step.shape.capacity - used) // self.beams
         return step, captured
+
+    def read_source(self, decoder: Any) -> None:
+        """Computes keys and values of the source, if no token of the prompt has been read."""
+        with Substitutes(self.functions):
+            for layer in decoder.decoder.layers:
+                if not decoder.cache.is_updated.get(layer.cross_attn.layer_idx):
+                    layer.cross_attn.keys_and_values(None, decoder.source, decoder.cache, {})
 
     def move(self, step: StaticStep) -> tuple[StaticStep, CapturedStep] | None:
         """Moves what is unfinished into the buffers of another step, or within these; returns `None` at the end."""

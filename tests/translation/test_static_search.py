@@ -265,9 +265,11 @@ def test_a_search_ends_when_its_time_is_up(monkeypatch, at_home, last, beams) ->
 def test_within_inference_mode_and_without(monkeypatch, at_home, beams) -> None:
     """Its buffers outlive both."""
     model, inputs = random_model(), sentences(5)
+    begun = inputs | {"decoder_input_ids": torch.tensor([[2, 7, 9]] * 5)}
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
-            assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+            for given in (inputs, begun):
+                assert_same(monkeypatch, at_home, model, given, num_beams=beams)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -776,13 +778,16 @@ def test_steps_that_find_something_else_are_given_up(monkeypatch, at_home, graph
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), torch.OutOfMemoryError("too much")])
-def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, caplog, error) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, caplog, begun, error) -> None:
     model, inputs = random_model(), sentences(5)
+    if begun:
+        inputs["decoder_input_ids"] = torch.tensor([[2, 7, 9]] * 5)
 
     def fails(self) -> None:
         raise error
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(static_search.BeamStep, "run", fails)
         found = model.generate(**inputs, num_beams=2)
     assert torch.equal(found, without(monkeypatch, model, inputs, num_beams=2).sequences)
