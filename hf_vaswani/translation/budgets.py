@@ -17,11 +17,12 @@ from ..model.sentences_vaswani import MAX_POSITIONS, TIMES, TIMES_ON_OTHERS, bat
 
 logger = logging.getLogger(__name__)
 
-# Part of the memory of an accelerator for the logits of a step, each of 16 bytes with its copies in float32: the
-# log-probabilities, the scores of the candidates, and what sorts them.
-SHARE_OF_LOGITS, BYTES_OF_A_LOGIT = 8, 16
-# For a device that does not say how much memory it has.
-USUAL_MEMORY = 2**33
+# Bytes of a logit of a step, with copies in float32: log-probabilities, scores of candidates, and what sorts them.
+BYTES_OF_A_LOGIT = 16
+# Parts of the memory of a GPU that all of them have at most: of the whole, and of what is free.
+OF_ALL, OF_FREE = 8, 2
+# In bytes, for them on a device that does not say how much memory it has.
+USUAL_MEMORY = 2**30
 # How accelerators and cuBLAS say that memory has run out, some of them by a plain RuntimeError.
 OUT_OF_MEMORY = re.compile("out of memory|ALLOC_FAILED", re.IGNORECASE)
 # For each model, the positions of the smallest batch for which the memory of its device was too small.
@@ -42,8 +43,8 @@ def tokens_on(device: torch.device) -> int:
 
 def most_positions(device: torch.device, logits: int) -> int | None:
     """
-    Returns the most positions whose logits an accelerator holds at a time. It depends on the size of the memory alone,
-    not on what is free of it: the same text has the same batches.
+    Returns the most positions whose logits an accelerator holds at a time. Unless something else has most of the
+    memory, that depends on its size alone: the same text has the same batches.
 
     Args:
         device (`torch.device`): the device.
@@ -54,8 +55,13 @@ def most_positions(device: torch.device, logits: int) -> int | None:
     """
     if device.type == "cpu":
         return None
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else USUAL_MEMORY
-    return max(1, memory // (SHARE_OF_LOGITS * BYTES_OF_A_LOGIT * logits))
+    memory = USUAL_MEMORY
+    if device.type == "cuda":
+        free, whole = torch.cuda.mem_get_info(device)
+        # Torch keeps what it has freed.
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        memory = min(whole // OF_ALL, free // OF_FREE)
+    return max(1, memory // (BYTES_OF_A_LOGIT * logits))
 
 
 def vocab_size(model: Any) -> int:

@@ -229,7 +229,7 @@ def test_batches_are_those_of_the_device_within_its_memory(converted, monkeypatc
     sources, settings = [[4] * 10] * 5000, copy.deepcopy(model.generation_config)
     settings.num_beams = 2
     memory = 128 * 2 * len(translator.tokens) * 300
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (memory, memory))
     for device, given, expected in (
         ("cpu", None, 4096),
         ("cpu", 900, 900),

@@ -23,10 +23,12 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Gives all GPUs so much memory."""
+    """Gives all GPUs so much memory, of which so much is free, and so much more is kept by torch."""
 
-    def give(total: int) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+    def give(total: int, free: int | None = None, kept: int = 0) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total if free is None else free, total))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7 + kept)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
 
     return give
 
@@ -50,6 +52,10 @@ def test_the_logits_of_a_step_take_a_part_of_the_memory(memory, total, logits) -
     assert most_positions(torch.device("xpu"), 40) is not None
     memory(1)
     assert most_positions(GPU, logits) == 1
+    # A training or another program may have the rest.
+    for free, kept in ((total // 10, 0), (0, total // 10), (total // 20, total // 20)):
+        memory(total, free, kept)
+        assert most_positions(GPU, logits) == max(1, (free + kept) // 2 // (16 * logits))
 
 
 def test_pipelines_have_the_limits_of_the_device_and_its_memory(memory) -> None:
