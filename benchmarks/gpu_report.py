@@ -765,21 +765,24 @@ def no_stops(device: str) -> Iterator[None]:
 
 def search_with_one_step_watched(beams: int, device: str) -> None:
     """Searches, and raises a `RuntimeError` if a step stops, from reading its tokens to reading those of the next."""
+    from hf_vaswani.captured import CapturedStep
     from hf_vaswani.model.search_vaswani import EnsembleDecoder
 
-    search, read, calls = make_search("tiny", 8, beams, "float32", device), EnsembleDecoder.read, 0
+    # On a GPU, a graph reads the tokens.
+    owner, name = (CapturedStep, "__call__") if device == "cuda" else (EnsembleDecoder, "read")
+    search, step, calls = make_search("tiny", 8, beams, "float32", device), getattr(owner, name), 0
     search(STEPS[0])
 
-    def watched_read(decoder: EnsembleDecoder, *arguments: Any, **keywords: Any) -> Any:
+    def watched_step(self: Any, *arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == WATCHED_STEP:
             watched.enter_context(no_stops(device))
         elif calls == WATCHED_STEP + 1:
             watched.close()
-        return read(decoder, *arguments, **keywords)
+        return step(self, *arguments, **keywords)
 
-    with patch.object(EnsembleDecoder, "read", watched_read), ExitStack() as watched:
+    with patch.object(owner, name, watched_step), ExitStack() as watched:
         search(STEPS[1])
     if calls <= WATCHED_STEP:
         raise ValueError(f"the search has {calls} steps; step {WATCHED_STEP + 1} was to end the watch")
