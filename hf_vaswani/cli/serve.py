@@ -51,6 +51,10 @@ GRACE, LAST = 60, 5
 MAX_CONNECTIONS = 2000
 # In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
 WORKER_TIMEOUT = 120
+# Variable with the folder that the workers of a server share, set for them alone.
+FOLDER_OF_WORKERS = "PROMETHEUS_MULTIPROC_DIR"
+# By which a worker says that it has a place among the others.
+_locks: list[Any] = []
 
 
 def add_verbs(verbs: Any) -> None:
@@ -291,14 +295,37 @@ def make_app(options: argparse.Namespace) -> Any:
     transformers.logging.set_verbosity_error()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     limit_threads(options.workers)
-    device = choose_device(options.device, options.engine)
+    device, sharing = _place(options)
     return build_server(
-        {name: _load(name, options, device) for name in with_revision(options.model, options.revision)},
+        {name: _load(name, options, device, sharing) for name in with_revision(options.model, options.revision)},
         directions=_directions(options.direction),
         limits=_limits(options),
         api_keys=_api_keys(options.api_keys),
         origins=options.allow_origin,
     )
+
+
+def _place(options: argparse.Namespace) -> tuple[Any, int]:
+    """
+    Returns the device of a worker, and how many workers share it: unless its number is given, the accelerators of the
+    machine have equally many. A worker that takes the place of another takes its device, too.
+    """
+    import torch
+    from filelock import FileLock, Timeout
+
+    device = choose_device(options.device, options.engine)
+    folder = os.environ.get(FOLDER_OF_WORKERS)
+    if folder is None or device.type == "cpu" or device.index is not None:
+        return device, options.workers
+    count = torch.accelerator.device_count()
+    for number in range(options.workers):
+        lock = FileLock(Path(folder) / f"worker_{number}.lock")
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            # It is released when the process ends.
+            _locks.append(lock)
+            return torch.device(device.type, number % count), -(-options.workers // count)
+    return device, options.workers
 
 
 def _limits(options: argparse.Namespace) -> Any:
@@ -307,8 +334,8 @@ def _limits(options: argparse.Namespace) -> Any:
     return Limits(options.char_limit, options.batch_limit, options.queue_limit, options.deadline)
 
 
-def _load(name: str, options: argparse.Namespace, device: Any) -> Any:
-    """Loads a model and its tokenizer onto a device."""
+def _load(name: str, options: argparse.Namespace, device: Any, sharing: int = 1) -> Any:
+    """Loads a model and its tokenizer onto a device, which so many workers share."""
     from ..conversion.engines import check_search
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
     from ..translation.budgets import search_limits
@@ -324,7 +351,7 @@ def _load(name: str, options: argparse.Namespace, device: Any) -> Any:
     chosen = {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     chosen["autocast"] = options.dtype if options.dtype != "float32" else None
     pipeline = VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
-    pipeline.limits = partial(search_limits, tokens_per_batch=options.tokens_per_batch, processes=options.workers)
+    pipeline.limits = partial(search_limits, tokens_per_batch=options.tokens_per_batch, processes=sharing)
     engine: Any = pipeline.engine
     if engine is not None:
         engine.translator.tokens_per_batch = options.tokens_per_batch
@@ -411,7 +438,7 @@ def _serve(options: argparse.Namespace) -> None:
         _check_models(options)
         logger.info(address)
         with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            os.environ[FOLDER_OF_WORKERS] = folder
             config = uvicorn.Config(
                 partial(make_worker, options),
                 factory=True,

@@ -290,7 +290,7 @@ def test_a_batch_has_the_size_that_is_given(teacher) -> None:
     options = ["serve", "--model", str(teacher), "--tokens-per-batch", "77"]
     loaded = cli._load(str(teacher), _parser().parse_args(options), "cpu")
     assert loaded.limits(loaded.model, 4, 4)[:2] == (77, 77)
-    many = cli._load(str(teacher), _parser().parse_args([*options, "--workers", "3"]), "cpu")
+    many = cli._load(str(teacher), _parser().parse_args(options), "cpu", 3)
     assert [each.limits.keywords["processes"] for each in (loaded, many)] == [1, 3]
     if importlib.util.find_spec("ctranslate2") is not None:
         loaded = cli._load(
@@ -298,6 +298,23 @@ def test_a_batch_has_the_size_that_is_given(teacher) -> None:
         )
         assert loaded.engine.translator.tokens_per_batch == 77
     assert main([*options[:-1], "0", "--port", "0"]) == 2
+
+
+def test_workers_share_the_accelerators(accelerators, monkeypatch, tmp_path) -> None:
+    """Each has its place as long as it lives."""
+    monkeypatch.setattr(cli, "_locks", [])
+    accelerators("xpu", 2)
+
+    def place(workers: int, *more: str) -> tuple[str, int]:
+        device, sharing = cli._place(_parser().parse_args(["serve", "--model", "m", "--workers", str(workers), *more]))
+        return str(device), sharing
+
+    assert place(3) == ("xpu", 3), "the process that tries the models"
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert [place(3) for _ in range(4)] == [("xpu:0", 2), ("xpu:1", 2), ("xpu:0", 2), ("xpu", 3)]
+    assert place(3, "--device", "xpu:1") == ("xpu:1", 3) and place(3, "--device", "cpu") == ("cpu", 3)
+    cli._locks.pop(1).release()
+    assert place(3) == ("xpu:1", 2)
 
 
 def test_workers_share_the_processors(teacher, monkeypatch) -> None:
