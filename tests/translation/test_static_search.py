@@ -777,7 +777,7 @@ def test_steps_that_find_something_else_are_given_up(monkeypatch, at_home, graph
     assert sum("because it found other tokens than without." in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), torch.OutOfMemoryError("too much")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), torch.OutOfMemoryError("CUDA out of memory.")])
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, caplog, begun, error) -> None:
     model, inputs = random_model(), sentences(5)
