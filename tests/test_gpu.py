@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import time
+import urllib.request
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from hf_vaswani.translation.budgets import TOO_LARGE
 from hf_vaswani.translation.quantization import has_bfloat16
 from hf_vaswani.visualization.search_record import record_search
 
+from .children import free_port
 from .conftest import ROOT, tiny_recipe
 from .networks import batch, gradients, random_batch, random_model, tiny_model, with_labels
 
@@ -515,6 +519,33 @@ def test_a_server_translates_on_the_gpu_as_a_pipeline_on_the_cpu(teacher) -> Non
     expected = [each["translation_text"] for each in pipeline("translation", model=str(teacher), device="cpu")(texts)]
     assert app.state.batchers[0].max_texts == 512
     assert sum(one == other for one, other in zip(answer["translatedText"], expected, strict=True)) > 60
+
+
+def test_the_workers_of_a_server_have_the_gpu_and_their_parent_has_not(teacher) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    psutil, port = pytest.importorskip("psutil"), free_port()
+
+    def has_gpu(process: Any) -> bool:
+        files = Path(f"/proc/{process.pid}/fd").iterdir()
+        return any("/dev/nvidia" in os.readlink(file) for file in files if os.path.lexists(file))
+
+    command = [sys.executable, "-m", "hf_vaswani.cli", "serve", "--model", str(teacher), "--workers", "2"]
+    server = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT)
+    try:
+        until, answered = time.monotonic() + 120, False
+        while not answered:
+            assert time.monotonic() < until and server.poll() is None
+            time.sleep(0.5)
+            with suppress(OSError):
+                answered = urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).status == 200
+        parent = psutil.Process(server.pid)
+        workers = [each for each in parent.children() if "spawn_main" in " ".join(each.cmdline())]
+        assert len(workers) == 2 and not has_gpu(parent)
+        # One of them has answered.
+        assert any(map(has_gpu, workers))
+    finally:
+        server.terminate()
+        server.wait(90)
 
 
 def test_an_engine_computes_on_the_gpu_and_torch_has_no_copy_there(teacher, tmp_path, capsys, caplog) -> None:
