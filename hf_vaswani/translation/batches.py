@@ -99,8 +99,9 @@ def _generate(
 ) -> Generator[tuple[list[int], Any], None, None]:
     """Yields the indices of a batch of these sentences, of similar length, and the output of `generate()`."""
     most = tokens_per_batch or tokens_on(model.device)
-    beams = generate_kwargs.get("num_beams") or model.generation_config.num_beams or 1
-    copies = max(beams, generate_kwargs["num_return_sequences"]) * (1 + len(generate_kwargs.get("ensemble", ())))
+    settings = generate_kwargs.get("generation_config") or model.generation_config
+    beams = generate_kwargs.get("num_beams") or settings.num_beams or 1
+    copies = max(beams, generate_kwargs["num_return_sequences"]) * (1 + len(generate_kwargs.get("ensemble") or ()))
     rows = most_positions(model.device, copies * vocab_size(model))
     groups = length_groups([len(ids[i]) for i in chosen], most, most, rows)
 

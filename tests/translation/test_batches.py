@@ -1,5 +1,6 @@
 """A corpus translated in batches keeps its order and has the translations of single sentences."""
 
+import copy
 import logging
 
 import pytest
@@ -151,7 +152,10 @@ def test_batches_fill_the_device_within_its_memory(translator, monkeypatch) -> N
     asked.clear()
     translate_n_best(model, tokenizer, TEXT[:1], 3, num_beams=4, ensemble=[model])
     log_probabilities(model, tokenizer, TEXT[:1], ["eins"])
-    assert asked == [(model.device, 4 * 2 * size), (model.device, size)]
+    settings = copy.deepcopy(model.generation_config)
+    settings.num_beams = 5
+    translate_corpus(model, tokenizer, TEXT[:1], generation_config=settings)
+    assert asked == [(model.device, 4 * 2 * size), (model.device, size), (model.device, 5 * size)]
 
 
 @pytest.mark.parametrize("error", [CUDA, CUBLAS, MPS], ids=["CUDA", "cuBLAS", "MPS"])
