@@ -502,8 +502,10 @@ KEPT: WeakKeyDictionary[Any, KeptSteps] = WeakKeyDictionary()
 LOCK = threading.Lock()
 # By device: the memory that all graphs share.
 POOLS: dict[torch.device, Any] = {}
-# By kind of search: whether the first one that replayed graphs found what the others find.
-VERDICTS: dict[str, bool] = {}
+# Kinds of search, in float32 alone or not, whose first one that replayed graphs found what others find; and those that
+# run without graphs from now on.
+PROVED: set[tuple[str, bool]] = set()
+TURNED_OFF: set[str] = set()
 
 
 def release(model: Any) -> None:
@@ -804,7 +806,7 @@ def static_search(
     """
     kind = "beam search" if generation_config.num_beams > 1 else "greedy search"
     kind = "sampling" if generation_config.do_sample else kind
-    if VERDICTS.get(kind) is False or not is_static(model, inputs):
+    if kind in TURNED_OFF or not is_static(model, inputs):
         return None
     with LOCK:
         state = random_state(input_ids.device)
@@ -836,7 +838,7 @@ def try_search(
         with in_fixed_places(input_ids.device):
             search = StaticSearch(model, input_ids, generation_config, inputs)
             found = search.run()
-            if kind in VERDICTS or not search.has_replayed:
+            if (kind, is_exact(inputs)) in PROVED or not search.has_replayed:
                 return found
             again = compare_graphs(model, input_ids, generation_config, inputs)
     # On a GPU, and with its libraries, errors of many kinds are possible.
@@ -854,13 +856,13 @@ def try_search(
         if share_of_equal(again, expected) < MIN_EQUAL:
             turn_off(kind, "it found other tokens than without.")
             return expected if generation_config.return_dict_in_generate else expected.sequences
-    VERDICTS[kind] = True
+    PROVED.add((kind, is_exact(inputs)))
     return found
 
 
 def turn_off(kind: str, reason: str) -> None:
     """Leaves all further searches of a kind to [`beam_search`] and [`single_search`], and says why."""
-    VERDICTS[kind] = False
+    TURNED_OFF.add(kind)
     logger.warning(f"{kind.capitalize()} runs without CUDA graphs from now on, because {reason}")
 
 

@@ -69,7 +69,8 @@ def at_home(monkeypatch):
         return found
 
     monkeypatch.setattr(FastSearchMixin, "at_home", staticmethod(search))
-    monkeypatch.setattr(static_search, "VERDICTS", {})
+    monkeypatch.setattr(static_search, "PROVED", set())
+    monkeypatch.setattr(static_search, "TURNED_OFF", set())
     monkeypatch.setattr(static_search, "KEPT", weakref.WeakKeyDictionary())
     use_buckets(monkeypatch, 16, 4)
     return taken
@@ -287,6 +288,7 @@ def test_weights_are_rounded_once_a_search(monkeypatch, at_home, graphs, fields)
     model, inputs = random_model(**fields), sentences(5)
     call = inputs | {"num_beams": 3, "return_dict_in_generate": True}
     before = None
+    static_search.PROVED.add(("beam search", False))
     for _ in range(2):
         found = []
         for rounds in (True, False):
@@ -593,7 +595,7 @@ def test_graphs_find_the_same(monkeypatch, at_home, graphs, name) -> None:
     model, inputs = random_model(decoder_layers=1), sentences(3)
     assert_same(monkeypatch, at_home, model, inputs, **SEARCHES[name])
     assert graphs.made and sum(each.replays for each in graphs.made) > 5
-    assert list(static_search.VERDICTS.values()) == [True]
+    assert len(static_search.PROVED) == 1 and not static_search.TURNED_OFF
     # Later searches replay the same graphs, also for other sentences.
     others = [{key: each[:3] for key, each in sentences(seed).items()} for seed in (6, 7)]
     # Some of them end before their last buffers are warm.
@@ -755,10 +757,11 @@ def test_graphs_that_compute_something_else_are_given_up(monkeypatch, at_home, g
     for _ in range(2):
         torch.manual_seed(0)
         assert torch.equal(model.generate(**inputs, **settings), expected)
-    assert list(static_search.VERDICTS.values()) == [False]
+    assert len(static_search.TURNED_OFF) == 1 and not static_search.PROVED
+    (kind,) = static_search.TURNED_OFF
     assert [record.message for record in caplog.records if "CUDA" in record.message] == [
-        f"{next(iter(static_search.VERDICTS)).capitalize()} runs without CUDA graphs from now on, because its graphs "
-        "did not compute what was captured."
+        f"{kind.capitalize()} runs without CUDA graphs from now on, because its graphs did not compute what was "
+        "captured."
     ]
 
 
@@ -792,7 +795,7 @@ def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, cap
         found = model.generate(**inputs, num_beams=2)
     assert torch.equal(found, without(monkeypatch, model, inputs, num_beams=2).sequences)
     is_serious = not isinstance(error, torch.OutOfMemoryError)
-    assert dict(static_search.VERDICTS) == ({"beam search": False} if is_serious else {})
+    assert set(static_search.TURNED_OFF) == ({"beam search"} if is_serious else set())
     assert ("it failed: RuntimeError: CUDA error" in caplog.text) == is_serious
 
 
@@ -815,3 +818,12 @@ def test_threads_share_the_buffers_in_turn(monkeypatch, at_home, graphs) -> None
         thread.join()
     sys.setswitchinterval(interval)
     assert len(found) == 6 and all(torch.equal(each, expected[number]) for (number, _), each in found.items())
+
+
+def test_a_search_in_bfloat16_proves_nothing_for_float32(at_home, graphs) -> None:
+    """Where it cannot be compared with the model's own search."""
+    model, inputs = random_model(), sentences(5)
+    model.generate(**inputs, num_beams=2)
+    assert {("beam search", True)} == static_search.PROVED
+    model.bfloat16().generate(**inputs, num_beams=2)
+    assert {("beam search", True), ("beam search", False)} == static_search.PROVED
