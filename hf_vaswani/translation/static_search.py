@@ -119,13 +119,16 @@ class SourceCache:
 
 
 class StaticCache:
-    """A [`HypothesesCache`] in buffers of a fixed size. `like` has the layers, and is one or of this class."""
+    """
+    A [`HypothesesCache`] in buffers of a fixed size. `like` has the layers, and is one or of this class. Keys and
+    values are in its number format, unless another one is given.
+    """
 
-    def __init__(self, like: Any, shape: Shape) -> None:
+    def __init__(self, like: Any, shape: Shape, dtype: torch.dtype | None) -> None:
         rows, capacity, source = shape
 
         def buffer(states: torch.Tensor, length: int) -> torch.Tensor:
-            return states.new_zeros(rows, states.shape[1], length, states.shape[3])
+            return states.new_zeros(rows, states.shape[1], length, states.shape[3], dtype=dtype)
 
         # A decoder that has read nothing yet knows the source alone, whose keys and values are of the same sizes.
         layers = like.layers or [[each.keys, each.values] for each in like.cross_attention_cache.layers]
@@ -192,7 +195,8 @@ class StaticDecoder(IncrementalDecoder):
 
     def __init__(self, like: IncrementalDecoder, shape: Shape) -> None:
         vars(self).update(vars(like))
-        self.cache: Any = StaticCache(like.cache, shape)
+        # Autocast rounds the keys of a long prompt on a CPU, too, but not those of the steps.
+        self.cache: Any = StaticCache(like.cache, shape, like.cache.mask.dtype if like.are_all_plain else None)
         positions = self.decoder.positions
         # No hypothesis has more tokens than there are places.
         count = shape.capacity if positions.table is None else min(shape.capacity, positions.table.num_embeddings)
@@ -603,6 +607,7 @@ class StaticSearch:
         self.keeps_rows = bool(generation_config.do_sample)
         self.sentences = batch  # in the first rows of a step
         self.has_replayed = False
+        self.error: Exception | None = None  # of the caller's, by which a clock has ended the search
         # For some steps, the indices of their sentences in the batch, and what they recorded.
         self.history: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
         self.done: list[dict[str, torch.Tensor]] = []
@@ -706,9 +711,13 @@ class StaticSearch:
         late, over, count = LateNumber(self.device), False, 0
         take = captured if self.captures else step.run
         while not over and count < min(self.room, self.steps_left):
-            if self.inputs.is_over():
+            try:
+                over = self.inputs.is_over()
+            except Exception as error:
+                self.error = error
+                raise
+            if over:
                 step.is_over.fill_(True)
-                over = True
             take()
             count += 1
             if count % STEPS_PER_READ == 0:
@@ -834,6 +843,7 @@ def try_search(
     kind: str, model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs
 ) -> Any:
     """Searches and compares, see [`static_search`]; returns `None` if the decoder of the inputs is still to search."""
+    search = None
     try:
         with in_fixed_places(input_ids.device):
             search = StaticSearch(model, input_ids, generation_config, inputs)
@@ -843,6 +853,8 @@ def try_search(
             again = compare_graphs(model, input_ids, generation_config, inputs)
     # On a GPU, and with its libraries, errors of many kinds are possible.
     except Exception as error:
+        if search is not None and search.error is error:
+            raise
         if OUT_OF_MEMORY.search(str(error)):
             KEPT.clear()
         else:

@@ -263,6 +263,25 @@ def test_a_search_ends_when_its_time_is_up(monkeypatch, at_home, last, beams) ->
 
 
 @pytest.mark.parametrize("beams", [1, 3])
+def test_a_clock_may_raise_an_error(monkeypatch, at_home, beams) -> None:
+    """As that of a server does, if nobody waits for the translation any more."""
+    left = [3]
+
+    def is_over() -> bool:
+        left[0] -= 1
+        if not left[0]:
+            raise TimeoutError("overdue")
+        return False
+
+    model, inputs = random_model(), sentences(5)
+    model.lm_head.bias.data[EOS] = -100
+    with pytest.raises(TimeoutError, match="overdue"):
+        model.generate(**inputs, num_beams=beams, stopping_criteria=[EndCriteria(is_over)])
+    assert not at_home and not static_search.TURNED_OFF
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
 def test_within_inference_mode_and_without(monkeypatch, at_home, beams) -> None:
     """Its buffers outlive both."""
     model, inputs = random_model(), sentences(5)
@@ -278,6 +297,8 @@ def test_autocast_to_bfloat16(monkeypatch, at_home, beams) -> None:
     model, inputs = random_model(), sentences(5)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
+        # Whose prompt attends in bfloat16.
+        assert random_gpt().generate(**sentences(5, left=True), num_beams=beams) is at_home[-1]
     assert_same(monkeypatch, at_home, model, inputs, num_beams=beams)
 
 
@@ -817,6 +838,7 @@ def test_threads_share_the_buffers_in_turn(monkeypatch, at_home, graphs) -> None
     for thread in threads:
         thread.join()
     sys.setswitchinterval(interval)
+    assert all(each is not None for each in at_home) and not static_search.TURNED_OFF
     assert len(found) == 6 and all(torch.equal(each, expected[number]) for (number, _), each in found.items())
 
 
