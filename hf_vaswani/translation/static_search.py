@@ -17,6 +17,7 @@ Which candidates finish and run on is decided by the code of `search_vaswani` an
 
 import copy
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -502,6 +503,8 @@ def multiply(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 # By model, and as long as it exists.
 KEPT: WeakKeyDictionary[Any, KeptSteps] = WeakKeyDictionary()
+# The rows of the smallest batch of a model for whose buffers the memory was too small.
+TOO_LARGE: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # One search at a time uses the steps, and the memory that their graphs share.
 LOCK = threading.Lock()
 # By device: the memory that all graphs share.
@@ -815,7 +818,7 @@ def static_search(
     """
     kind = "beam search" if generation_config.num_beams > 1 else "greedy search"
     kind = "sampling" if generation_config.do_sample else kind
-    if kind in TURNED_OFF or not is_static(model, inputs):
+    if kind in TURNED_OFF or len(input_ids) >= TOO_LARGE.get(model, math.inf) or not is_static(model, inputs):
         return None
     with LOCK:
         state = random_state(input_ids.device)
@@ -857,6 +860,7 @@ def try_search(
             raise
         if OUT_OF_MEMORY.search(str(error)):
             KEPT.clear()
+            TOO_LARGE[model] = len(input_ids)
         else:
             turn_off(kind, f"it failed: {type(error).__name__}: {error}")
         return None

@@ -818,6 +818,11 @@ def test_a_search_that_fails_is_made_as_before(monkeypatch, at_home, graphs, cap
     is_serious = not isinstance(error, torch.OutOfMemoryError)
     assert set(static_search.TURNED_OFF) == ({"beam search"} if is_serious else set())
     assert ("it failed: RuntimeError: CUDA error" in caplog.text) == is_serious
+    # For less memory, graphs are tried again.
+    for count in (5, 4):
+        at_home.clear()
+        model.generate(**sentences(count), num_beams=2)
+        assert [each is None for each in at_home] == [is_serious or count == 5]
 
 
 def test_threads_share_the_buffers_in_turn(monkeypatch, at_home, graphs) -> None:
