@@ -394,8 +394,12 @@ def test_ensembles_and_the_switch(monkeypatch, at_home) -> None:
 
 
 def test_only_gpus_search_so_by_themselves(monkeypatch) -> None:
-    monkeypatch.setattr(static_search, "static_search", lambda *_: pytest.fail("on a CPU"))
-    random_model().generate(**sentences(2))
+    monkeypatch.setattr(static_search, "static_search", lambda *call: call)
+    call = [random_model(), SimpleNamespace(device=torch.device("cuda:1")), GenerationConfig(), None]
+    assert FastSearchMixin.at_home(*call) == tuple(call)
+    for kind in ("cpu", "mps", "xpu"):
+        call[1] = SimpleNamespace(device=torch.device(kind))
+        assert FastSearchMixin.at_home(*call) is None
 
 
 # ---- All steps are the same ----------------------------------------------------------------------------------------
