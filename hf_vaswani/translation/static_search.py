@@ -216,6 +216,9 @@ class StaticDecoder(IncrementalDecoder):
         if isinstance(lengths, torch.Tensor):
             lengths = lengths.index_select(0, sentences)
         self.lengths.zero_()[: len(sentences)] = lengths
+        if (table := self.decoder.positions.table) is not None:
+            # It may have been trained since.
+            self.encoding.copy_(table.weight[: len(self.encoding)])
         if self.source_mask is not None:
             if sources := other.cache.cross_attention_cache.layers:
                 width = sources[0].keys.shape[2]
@@ -540,7 +543,8 @@ def identity_of(model: Any) -> object:
     modules = [*submodules(model.model.decoder), *submodules(model.lm_head)]
     weights = (each for module in modules for each in (*module._parameters.values(), *module._buffers.values()))
     places = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in weights if each is not None]
-    return [(id(module), type(module)) for module in modules], places, model.config._attn_implementation
+    attentions = [module.config._attn_implementation for module in modules if "layer_idx" in vars(module)]
+    return [(id(module), type(module)) for module in modules], places, attentions
 
 
 def settings_of(inputs: FastSearchInputs, generation_config: GenerationConfig, device: torch.device) -> object:

@@ -667,8 +667,10 @@ def test_few_steps_are_kept(monkeypatch, at_home, graphs) -> None:
     assert len(static_search.KEPT[model].steps) == 2
 
 
-def test_weights_that_change_in_their_places_are_read(monkeypatch, at_home, graphs) -> None:
-    model, inputs = random_model(), sentences(4)
+@pytest.mark.parametrize("encoding", ["sinusoidal", "learned"])
+def test_weights_that_change_in_their_places_are_read(monkeypatch, at_home, graphs, encoding) -> None:
+    fields = {"position_encoding": encoding, "lm_head_bias": True, "attention_bias": True, "embedding_norm": True}
+    model, inputs = random_model(max_position_embeddings=64, **fields), sentences(4)
     assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
     kept = static_search.KEPT[model]
     with torch.no_grad():
@@ -694,7 +696,11 @@ def activated(model) -> None:
     model.model.decoder.layers[0].feed_forward.activation = nn.Tanh().eval()
 
 
-@pytest.mark.parametrize("change", [resized, moved, activated])
+def attends(model) -> None:
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [resized, moved, activated, attends])
 def test_graphs_of_other_weights_and_modules_are_not_replayed(monkeypatch, at_home, graphs, change) -> None:
     model, inputs = random_model(tie_word_embeddings=False), sentences(4)
     assert_same(monkeypatch, at_home, model, inputs, num_beams=2)
