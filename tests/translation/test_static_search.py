@@ -234,6 +234,12 @@ def test_texts_go_on(monkeypatch, at_home, count, fields, beams) -> None:
     assert_same(monkeypatch, at_home, random_gpt(**fields), sentences(count, left=True), num_beams=beams)
 
 
+def test_a_vocabulary_with_fewer_entries_than_candidates(monkeypatch, at_home) -> None:
+    model, inputs = random_model(vocab_size=7), sentences(5)
+    inputs["input_ids"] %= 7
+    assert_same(monkeypatch, at_home, model, inputs, num_beams=4, num_return_sequences=2)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_limits_of_each_sentence(monkeypatch, at_home, beams) -> None:
     """Without an end, each is as long as its source allows: they leave at different borders."""
