@@ -640,7 +640,7 @@ def on_gpu_stops(note: Callable[[list[traceback.FrameSummary]], None]) -> Iterat
     import torch
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        if "synchroniz" in str(message):
+        if "called a synchronizing" in str(message):
             # Without this function and the one of `warnings` that calls it.
             note(traceback.extract_stack()[:-2])
 

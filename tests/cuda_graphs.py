@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from hf_vaswani import captured
 from hf_vaswani.captured import CapturedStep
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.training import consistency, update
@@ -93,8 +94,8 @@ class Graph:
 class Stream:
     """`torch.cuda.Stream`: on a CPU, everything is in order."""
 
-    def __init__(self, device: Any = None) -> None:
-        self.device = device
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device, self.priority = device, priority
 
     def wait_stream(self, other: "Stream") -> None:
         """Does nothing."""
@@ -106,10 +107,10 @@ def graphs_on_the_cpu() -> Iterator[type[Graph]]:
     current: list[Any] = [Stream()]
 
     @contextmanager
-    def graph(graph: Graph, **keywords: Any) -> Iterator[None]:
-        assert keywords["capture_error_mode"] == "thread_local"
+    def graph(graph: Graph, pool: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local" and stream.priority == -1
         # As torch does, the stream stays the current one if a capture fails.
-        before, current[0] = current[0], Stream()
+        before, current[0] = current[0], stream
         with graph.recorder:
             yield
         current[0] = before
@@ -120,7 +121,8 @@ def graphs_on_the_cpu() -> Iterator[type[Graph]]:
     made |= {"current_stream": lambda _=None: current[0], "set_stream": lambda stream: current.__setitem__(0, stream)}
     made["graph_pool_handle"] = lambda: None
     pinned = patch.object(torch.Tensor, "pin_memory", lambda self: self)
-    with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []), pinned:
+    any_torch = patch.object(captured, "MIN_TORCH", (0, 0))
+    with patch.multiple(torch.cuda, **made), patch.object(Graph, "made", []), pinned, any_torch:
         yield Graph
 
 

@@ -1,11 +1,12 @@
 """Steps that are captured as CUDA graphs, with graphs that the tests replay on the CPU."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from hf_vaswani.captured import WARM_UP_CALLS, CapturedStep
+from hf_vaswani.captured import WARM_UP_CALLS, CapturedStep, GraphPool, are_graphs_wanted, warm_up_stream
 
 CUDA = torch.device("cuda")
 
@@ -67,3 +68,29 @@ def test_only_gpus_with_cuda_capture(cuda_graphs, monkeypatch, kind, variable) -
     for _ in range(5):
         captured()
     assert len(calls) == 5 and not cuda_graphs.made
+
+
+@pytest.mark.parametrize(("release", "found"), [("2.12.1+cu130", False), ("2.13.0+cpu", True), ("3.0.0a0", True)])
+def test_an_older_torch_has_no_graphs(monkeypatch, release, found) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    monkeypatch.delenv("HF_VASWANI_CUDA_GRAPHS", raising=False)
+    assert are_graphs_wanted() is found
+
+
+def test_all_warm_ups_of_a_gpu_use_one_stream_and_captures_that_of_their_pool(cuda_graphs, monkeypatch) -> None:
+    """Workspaces of a stream are freed with a graph that was captured on it."""
+    used = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: used.append(stream) or nullcontext())
+    capture = torch.cuda.graph
+    monkeypatch.setattr(torch.cuda, "graph", lambda *a, **k: used.append(a[2]) or capture(*a, **k))
+    warm_up_stream.cache_clear()
+    pools = [GraphPool(CUDA), GraphPool(CUDA), None]
+    for pool in (*pools, pools[0]):
+        step = CapturedStep(lambda: None, CUDA, "the step", pool)
+        for _ in range(WARM_UP_CALLS + 2):
+            step()
+    warm_ups = [stream for number, stream in enumerate(used) if number % (WARM_UP_CALLS + 1) < WARM_UP_CALLS]
+    captures = used[WARM_UP_CALLS :: WARM_UP_CALLS + 1]
+    assert set(warm_ups) == {warm_up_stream(CUDA)}
+    assert captures[0] is captures[3] is pools[0].stream and captures[1] is pools[1].stream
+    assert len({*captures, warm_up_stream(CUDA)}) == 4

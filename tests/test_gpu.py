@@ -289,7 +289,7 @@ def test_a_search_by_graphs_waits_for_the_gpu_every_other_step(by_graphs, beams)
             torch.cuda.set_sync_debug_mode("warn")
             model.generate(**inputs, **settings)
             torch.cuda.set_sync_debug_mode("default")
-        waits.append(sum("synchroniz" in str(each.message) for each in found))
+        waits.append(sum("called a synchronizing" in str(each.message) for each in found))
     # Where the search moves to other buffers; events do not count.
     assert waits[1] - waits[0] <= 4, waits
 
@@ -309,7 +309,7 @@ def test_a_step_of_the_search_waits_for_the_gpu_once(beams) -> None:
                 model.generate(**inputs, **settings)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        waits.append(sum("synchroniz" in str(each.message) for each in found))
+        waits.append(sum("called a synchronizing" in str(each.message) for each in found))
     # And once more where memory grows.
     assert (waits[1] - waits[0]) / 20 <= 1.1, waits
 
@@ -379,13 +379,14 @@ def test_captured_updates_are_those_of_the_cpu(monkeypatch, optimizer, training)
         outcomes = []
         for number in range(12):
             data = [with_labels(), with_labels()]
-            weight = model.model.encoder.layers[0].fc1.weight
-            hook = weight.register_hook(lambda gradient: gradient * torch.inf) if number == 3 else None
+            if number == 3:
+                # The passes add to it, whether they are replayed or not.
+                weight = model.model.encoder.layers[0].feed_forward.fc1.weight
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad.fill_(torch.inf)
             with passes.loss():
                 outcomes.append(updater(data, Interruption(), is_first=number == 0).outcome())
             schedule.step()
-            if hook is not None:
-                hook.remove()
         assert updater.runs_ahead is not cpu and (cpu or updater.captured.graph is not None)
         found.append((outcomes, [each.detach().cpu() for each in (average or model).parameters()]))
     (expected, weights), (outcomes, theirs) = found
@@ -480,7 +481,7 @@ def test_a_batch_that_does_not_fit_into_the_memory_is_translated_in_halves(caplo
     expected = translate_corpus(model, tokenizer, lines, 2**11, **settings)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(GPU).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**30) / total))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**28) / total))
     try:
         found = translate_corpus(model, tokenizer, lines, 2**16, **settings)
     finally:

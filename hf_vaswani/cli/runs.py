@@ -92,7 +92,8 @@ def _advice_on_memory() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(
             f"{str(error).splitlines()[0]} Set training.tokens_per_batch to auto, or lower it and raise "
-            "accumulation_steps by the same factor. A run that has begun may set training.gradient_checkpointing true."
+            "accumulation_steps by the same factor. A run that has begun may set training.gradient_checkpointing "
+            "true, or HF_VASWANI_CUDA_GRAPHS=0 in the environment."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """One update: the passes over its batches, and the optimizer's step, for which a GPU need not wait for the host."""
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
-from ..captured import CapturedStep
+from ..captured import CapturedStep, GraphPool
 from ..data.batching import to_device
 from ..extras import extra
 from ..interruption import Interruption
@@ -22,6 +23,8 @@ from ..recipe import TrainingRecipe
 with extra("train"):
     from accelerate import Accelerator
 
+
+logger = logging.getLogger(__name__)
 
 # Shapes of batches whose graphs are kept, the last ones that occurred. Small batches of documentation have 100.
 MAX_SHAPES = 128
@@ -117,7 +120,7 @@ class Updater:
         self.tokens, self.texts = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         self.places: list[int] = []  # of the gradients, when steps were captured
-        self.pool = torch.cuda.graph_pool_handle() if self.captures_passes else None
+        self.pool = GraphPool(device) if self.runs_ahead else None
         self.graphs = OrderedDict[Any, tuple[dict[str, torch.Tensor], CapturedStep]]()  # by the shapes of a batch
 
     def __call__(
@@ -159,9 +162,10 @@ class Updater:
         self.loss.zero_()
         self.tokens.copy_(tokens)
         self.texts.copy_(texts)
-        for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
-            with accelerator.no_sync(self.model) if left else nullcontext():
-                self._replay(batch) if self.captures_passes else self._pass(batch)
+        if not (self.captures_passes and self._replay_all(batches)):
+            for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+                with accelerator.no_sync(self.model) if left else nullcontext():
+                    self._pass(batch)
         return self.loss.clone(), tokens
 
     def _pass(self, batch: dict[str, torch.Tensor]) -> None:
@@ -172,6 +176,26 @@ class Updater:
         # Gradients are averaged over the processes, but each process has its share of one sum.
         self.accelerator.backward(share * self.accelerator.num_processes)
         self.loss += share.detach()
+
+    def _replay_all(self, batches: list[dict[str, torch.Tensor]]) -> bool:
+        """Makes the passes of all batches by graphs; returns False, with nothing done, if memory has run out."""
+        try:
+            for batch in batches:
+                self._replay(batch) if self.captures_passes else self._pass(batch)
+            if not self.captures_passes:
+                self.graphs.clear()
+            return True
+        except torch.OutOfMemoryError:
+            self.captures_passes = False
+        # Here, without the error, nothing holds the tensors of the passes any more.
+        logger.warning("Passes run without CUDA graphs from now on, because memory has run out")
+        self.graphs.clear()
+        torch.cuda.empty_cache()
+        self.loss.zero_()
+        for each in self.plain.parameters():
+            if each.grad is not None:
+                each.grad.zero_()
+        return False
 
     def _replay(self, batch: dict[str, torch.Tensor]) -> None:
         """Makes the passes of a batch by the graph of its shape."""
@@ -226,7 +250,8 @@ class Updater:
         """Makes the step, captured for as long as the gradients stay where they are."""
         if (places := self._places()) != self.places:
             self.places = places
-            self.captured = CapturedStep(self._finish, self.accelerator.device, "The optimizer's step")
+            device, name = self.accelerator.device, "The optimizer's step"
+            self.captured = CapturedStep(self._finish, device, name, self.pool)
         self.loss.copy_(loss)
         for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])

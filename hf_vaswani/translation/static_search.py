@@ -23,14 +23,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import GenerationConfig
 
-from ..captured import CapturedStep, are_graphs_wanted
+from ..captured import CapturedStep, GraphPool, are_graphs_wanted
 from ..model.cache_vaswani import EnsembleDecoder, IncrementalDecoder, is_as_written, submodules
 from ..model.kernels_vaswani import LINEAR, Substitutes
 from ..model.rules_vaswani import BeamSearchRules, is_one_of, search_call, special_ids
@@ -86,6 +86,8 @@ STATIC: dict[str, Callable[[Any], tuple[int, int]] | None] = {
 # Their attributes that a graph does not depend on: such lengths, and what one makes in its first call.
 NOT_CAPTURED = {"max_length", "begin_index", "min_length", "prompt_length_to_skip", "min_new_tokens"}
 NOT_CAPTURED |= {"length_1_bias", "multi_token_biases", "prepared_bias_variables"}
+# Lists of tokens, which torch sorts if they are long. For that it reads from the device.
+SUPPRESSED, MAX_SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens"), 30
 # Settings that a captured step has read.
 SETTINGS = (
     *("num_beams", "do_sample", "num_return_sequences"),
@@ -510,8 +512,6 @@ KEPT: WeakKeyDictionary[Any, KeptSteps] = WeakKeyDictionary()
 TOO_LARGE: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # One search at a time uses the steps, and the memory that their graphs share.
 LOCK = threading.Lock()
-# By device: the memory that all graphs share.
-POOLS: dict[torch.device, Any] = {}
 # Kinds of search, in float32 alone or not, whose first one that replayed graphs found what others find; and those that
 # run without graphs from now on.
 PROVED: set[tuple[str, bool]] = set()
@@ -524,11 +524,10 @@ def release(model: Any) -> None:
         KEPT.pop(model, None)
 
 
-def pool_of(device: torch.device) -> Any:
+@cache
+def pool_of(device: torch.device) -> GraphPool | None:
     """Returns the memory that the graphs of a device share."""
-    if device.type == "cuda" and device not in POOLS:
-        POOLS[device] = torch.cuda.graph_pool_handle()
-    return POOLS.get(device)
+    return GraphPool(device) if device.type == "cuda" else None
 
 
 def memory_limit(device: torch.device) -> float:
@@ -789,6 +788,7 @@ def is_static(model: Any, inputs: FastSearchInputs) -> bool:
             is_of_transformers(processor, {*STATIC})
             # A bias of several tokens looks at those before the last.
             and all(len(tokens) == 1 for tokens in getattr(processor, "sequence_bias", ()))
+            and all(len(getattr(processor, name, ())) <= MAX_SUPPRESSED for name in SUPPRESSED)
             for processor in inputs.logits_processor
         )
         # Anything else may decide in Python.

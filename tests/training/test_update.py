@@ -343,6 +343,36 @@ def test_passes_that_cannot_be_captured_are_not_tried_again(monkeypatch, cuda_gr
     assert warning.startswith("A pass runs without a CUDA graph, because its capture failed: operation not permitted")
 
 
+def test_an_update_whose_memory_runs_out_is_made_again_without_graphs(monkeypatch, cuda_graphs, caplog) -> None:
+    """In the middle of it, when some gradients have been added up."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    shapes, found, full = [(2, 8), (3, 8), (2, 8), (3, 8), (2, 8), (4, 8), (2, 8), (3, 8)], [], True
+    make = Updater._pass
+
+    def out_of_memory(self: Updater, batch: Batch) -> None:
+        nonlocal full
+        make(self, batch)
+        if full and len(batch["labels"]) == 4:
+            full = False
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    for captured in (False, True):
+        if captured:
+            updates_of_a_gpu(monkeypatch)
+            monkeypatch.setattr(Updater, "_pass", out_of_memory)
+        model, recipe = tiny_model(dropout=0), TrainingRecipe()
+        built = build_optimizer("adam", model.named_parameters(), learning_rate=1e-3)
+        updater = Updater(Accelerator(), *Accelerator().prepare(model, built), recipe)
+        found.append((of_shapes(updater, TwoPasses(recipe, 1, model), shapes), list(model.parameters())))
+    assert not full and not updater.graphs and not updater.captures_passes
+    for one, other in zip(*(outcomes for outcomes, _ in found), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], atol=1e-5, rtol=1e-3)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "Passes run without CUDA graphs from now on, because memory has run out"
+    ]
+
+
 class OneDevice(TorchDispatchMode):
     """Fails for an operator that has a tensor on the CPU among others: a GPU would copy it, and wait."""
 

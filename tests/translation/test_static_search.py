@@ -379,7 +379,7 @@ def test_changed_models(monkeypatch, at_home, change) -> None:
 
 
 OTHERS = [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.2}, {"bad_words_ids": [[5], [7, 8]]}]
-OTHERS.append({"sequence_bias": [[[5, 6], 1.0]]})
+OTHERS += [{"sequence_bias": [[[5, 6], 1.0]]}, {"suppress_tokens": list(range(5, 36))}]
 
 
 @pytest.mark.parametrize("settings", OTHERS, ids=str)
