@@ -132,7 +132,8 @@ def run_part(name: str, command: list[str], limit: float, environment: dict[str,
                 stdout=stdout,
                 stderr=stderr,
                 cwd=ROOT,
-                env=os.environ | {"TMPDIR": folder} | (environment or {}),
+                # An older torch is to use graphs, too.
+                env=os.environ | {"TMPDIR": folder, "HF_VASWANI_CUDA_GRAPHS": "1"} | (environment or {}),
                 start_new_session=True,
             )
             try:

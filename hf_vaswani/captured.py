@@ -21,9 +21,10 @@ CAPTURING = threading.Lock()
 
 
 def are_graphs_wanted() -> bool:
-    """Returns whether the environment leaves graphs on, and torch is new enough for them."""
+    """Returns whether torch is new enough for graphs; `HF_VASWANI_CUDA_GRAPHS`, 0 or 1, decides in its place."""
+    wanted = os.environ.get("HF_VASWANI_CUDA_GRAPHS", "")
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return os.environ.get("HF_VASWANI_CUDA_GRAPHS") != "0" and release >= MIN_TORCH
+    return wanted == "1" or (wanted != "0" and release >= MIN_TORCH)
 
 
 class GraphPool:
@@ -57,7 +58,7 @@ class CapturedStep:
     that it takes from Python keep the values of the capture.
 
     If the capture fails, a warning says so once, and this and all later calls run the function itself. So do all calls
-    on other devices than GPUs, with `HF_VASWANI_CUDA_GRAPHS=0` in the environment, and before torch 2.13.
+    on other devices than GPUs, and where [`are_graphs_wanted`] says so.
 
     Args:
         function (`Callable[[], None]`): reads nothing back from the device, and allocates nothing that must outlive

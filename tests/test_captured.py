@@ -75,6 +75,9 @@ def test_an_older_torch_has_no_graphs(monkeypatch, release, found) -> None:
     monkeypatch.setattr(torch, "__version__", release)
     monkeypatch.delenv("HF_VASWANI_CUDA_GRAPHS", raising=False)
     assert are_graphs_wanted() is found
+    for word, wanted in (("0", False), ("1", True), ("", found)):
+        monkeypatch.setenv("HF_VASWANI_CUDA_GRAPHS", word)
+        assert are_graphs_wanted() is wanted
 
 
 def test_all_warm_ups_of_a_gpu_use_one_stream_and_captures_that_of_their_pool(cuda_graphs, monkeypatch) -> None:

@@ -47,6 +47,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 GPU = torch.device("cuda")
 
 
+@pytest.fixture(autouse=True)
+def graphs_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_VASWANI_CUDA_GRAPHS", "1")
+
+
 def on_gpu(value: Any) -> Any:
     """Copies a model, or tensors by name."""
     return {k: v.to(GPU) for k, v in value.items()} if isinstance(value, dict) else copy.deepcopy(value).to(GPU)
