@@ -75,6 +75,7 @@ SMALL = {
     },
     "evaluation": {"max_length": 12},
 }
+# Blocks of `python` run. Those of `py` need a server that listens, and the package of another program.
 FENCE = r"^```(\w*)\n(.*?)^```$"
 TOKEN = "hf_the_writing_token"
 DOMAIN = ("train", "dev", "test")
