@@ -67,7 +67,7 @@ def tokens_that_fit(run: Run, memory: Memory | None = None) -> int:
     try:
         limit = SHARE * memory.capacity()
     # An accelerator that does not tell: torch has various errors for it.
-    except (RuntimeError, NotImplementedError, AttributeError) as error:
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
         logger.warning(f"training.tokens_per_batch auto is that of a CPU, because {device} tells no memory: {error}")
         return TOKENS_PER_BATCH
     with torch.random.fork_rng([] if device.type == "cpu" else [device.index or 0]):
