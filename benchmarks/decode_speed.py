@@ -313,6 +313,8 @@ def main() -> None:
         serve(arguments.serve, arguments.threads, arguments.device)
         return
     on_gpu = arguments.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no GPU on this machine.")
     engines = arguments.engines or (GPU_ENGINES if on_gpu else ENGINES)
     with tempfile.TemporaryDirectory() as folder:
         sentences = prepare(arguments.model, arguments.source, Path(folder), engines)

@@ -181,9 +181,15 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="updates of a turn; default: as many as there are batches")
     parser.add_argument("--threads", type=int, default=1, help="threads on a CPU; default: 1")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no GPU on this machine.")
+    counts = (arguments.rounds, arguments.updates, arguments.tokens, arguments.threads)
+    if min(count for count in counts if count is not None) < 1:
+        parser.error("--rounds, --updates, --tokens and --threads must be at least 1.")
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}\n")
+    where = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or platform.machine()
+    print(f"torch {torch.__version__}, {where}\n")
     compare(arguments)
 
 

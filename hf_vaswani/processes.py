@@ -118,7 +118,7 @@ def launched_here() -> int:
 def own_device() -> torch.device:
     """
     Returns where this process computes: on the device of its launch, if it has joined one; else on the accelerator of
-    this machine, or on the CPU if there is none, or `accelerate launch --cpu` says so.
+    this machine. Without an accelerator, or with `accelerate launch --cpu`, it is the CPU.
     """
     if _devices:
         return _devices[0]

@@ -396,7 +396,7 @@ class TrainingRecipe:
     """Number of updates of the parameters (Section 5.2)."""
     tokens_per_batch: int | Literal["auto"] = fixed(TOKENS_PER_BATCH, at_least=1, at_most=2_000_000)
     """Token budget of a batch, per side and process: pairs times their longest sentence, padding included (Section
-    5.1). A pair with a longer sentence is skipped. What a GPU's batches are rounded up by comes on top. `auto`
+    5.1). A pair with a longer sentence is skipped. Padding to few shapes on a GPU is not counted. `auto`
     measures what fits the memory of a GPU, at most an update, whose size stays that of `tokens_per_update`, or of
     25,000 tokens times `accumulation_steps` in each process; on a CPU it is 25,000. A resumed run keeps the number."""
     accumulation_steps: int = fixed(1, at_least=1, at_most=100_000)

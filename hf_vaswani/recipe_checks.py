@@ -247,7 +247,7 @@ def _task_rules(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         "unit is 'lines'.",
     )
     limits: dict[str, int] = {}
-    # What fits the memory is measured later.
+    # With `auto`, the budget is measured later.
     if recipe.training.tokens_per_batch != "auto":
         limits["training.tokens_per_batch"] = recipe.training.tokens_per_batch
     if recipe.model.position_encoding == "learned":

@@ -300,8 +300,10 @@ def _unknown(key: str, where: str) -> str:
     if general in known:
         outer = key.partition(".")[0]
         return f"{where} has the key {shown(key)} outside of {outer!r}: write it below {outer!r}, where it belongs."
-    nearest = difflib.get_close_matches(general, known, n=1, cutoff=0)[0]
-    return f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?"
+    nearest = difflib.get_close_matches(general, known, n=1)
+    if not nearest:
+        return f"{where} has the unknown key {shown(key)}: --help lists all keys."
+    return f"{where} has the unknown key {shown(key)}: did you mean {nearest[0]!r}?"
 
 
 # ---- The command line --------------------------------------------------------------------------------------------

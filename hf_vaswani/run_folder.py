@@ -538,7 +538,9 @@ def check_resume(recipe: Recipe, resume: Resume | None) -> None:
         here, there = here | places_of_text(recipe), there | places_of_text(whole)
     different = [key for key in here if here[key] != there.get(key)]
     if different:
-        keys = ", ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in different[:5])
+        keys = ", ".join(
+            f"{key} is {_shown(there.get(key))} there and {_shown(here[key])} here" for key in different[:5]
+        )
         keys += f" and {len(different) - 5} more" if different[5:] else ""
         marks = resume_marks()
         changeable = ", ".join(
@@ -548,6 +550,11 @@ def check_resume(recipe: Recipe, resume: Resume | None) -> None:
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
             f"over. A resumed run may only change {changeable}."
         )
+
+
+def _shown(value: Any) -> str:
+    """Returns a value of a recipe for an error message, `null`, `true` and `false` as in YAML."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -238,6 +238,7 @@ def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tm
         ("training: {compile: maybe}\n", ["training.compile must be true or false, but it is 'maybe'"]),
         ("training: {patience: ''}\n", ["training.patience must be an integer or null, but it is ''"]),
         ("more_data.weight: 2\n", ["outside of 'more_data': write it below 'more_data'"]),
+        ("device: cuda\n", ["unknown key 'device': --help lists all keys."]),
         ("training.max_step: 2\n", ["unknown key 'training.max_step': did you mean 'training.max_steps'?"]),
         ("training: 5\ntraining.max_steps: 2\n", ["`key: value` lines under 'training', but it has 5"]),
         ("seed: '5.5'\n", ["seed must be an integer, but it is '5.5'"]),

@@ -211,6 +211,9 @@ def test_which_run_is_resumed(tmp_path) -> None:
         ValueError, match=r"another recipe: seed is 1 there and 9 here, training\.warmup_steps is 4000"
     ):
         resumed(other)
+    other = Recipe(run_dir=recipe.run_dir, training=TrainingRecipe(clip_norm=1.0))
+    with pytest.raises(ValueError, match=r"training\.clip_norm is null there and 1\.0 here"):
+        resumed(other)
 
 
 def test_a_cosine_is_not_prolonged(tmp_path) -> None:

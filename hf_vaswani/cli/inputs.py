@@ -239,7 +239,7 @@ class LoadedModels:
 
     @property
     def times(self) -> int:
-        """How many times as many lines as a CPU the device works on at a time."""
+        """Factor by which the device takes more lines at a time than a CPU."""
         from ..translation.budgets import times_on
 
         return 1 if self.device is None else times_on(self.device)

@@ -97,6 +97,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
     from tqdm.auto import tqdm
 
     from ..files import digest
+    from ..model.sentences_vaswani import MAX_POSITIONS
     from ..translation.backtranslation import (
         Backtranslator,
         check_direction,
@@ -105,6 +106,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         set_search,
         settings_of,
     )
+    from ..translation.budgets import tokens_on
     from ..translation.growing_file import GrowingFile, grow
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
@@ -121,6 +123,10 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         settings["backtranslation.model"] = recorded
         settings["search"] = settings_of(model.generation_config)
         settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
+        budget = place.tokens_per_batch or tokens_on(model.device)
+        # Random numbers are drawn batch by batch. Records without a budget have that of a CPU.
+        if given.method == "sampling" and budget != MAX_POSITIONS:
+            settings["--tokens-per-batch"] = budget
         pairs = GrowingFile(output, settings, "backtranslation.output", languages, loaded.times)
         return pairs, pairs.begin()
 

@@ -113,7 +113,7 @@ def _peaks(run: Run, memory: Memory, limit: float, needed: int) -> tuple[int, li
                 break
             size = 2 * tokens
     except torch.OutOfMemoryError:
-        # What was measured before tells enough, or nothing fits.
+        # The sizes measured so far suffice; if there are none, nothing fits.
         pass
     return trial.width, peaks
 

@@ -310,7 +310,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             last = step == training.max_steps
             is_whole = last or step % training.validate_every == 0 or step % training.save_every == 0
             stop = save = False
-            # What a GPU computes is known one update later, and all of it before the run writes anything down.
+            # The outcome on a GPU is read one update later, but always before a validation or a checkpoint.
             while len(pending) > (updater.runs_ahead and not (is_whole or stop or save)):
                 outcome = _settle(run, state, pending.popleft(), progress)
                 stop, save = stop or outcome.stop, save or outcome.save

@@ -296,9 +296,9 @@ def _tokens_at_once(run: Run, resume: Resume | None, measure: Callable[[Run], in
         return None
     if resume is not None:
         return int(resume.progress.launch["tokens_at_once"])
-    if measure is None or not is_accelerator(run.accelerator.device):
-        return TOKENS_PER_BATCH
-    found = min(on_every_process(run.accelerator, partial(measure, run)))
+    found = TOKENS_PER_BATCH
+    if measure is not None and is_accelerator(run.accelerator.device):
+        found = min(on_every_process(run.accelerator, partial(measure, run)))
     tokens, count = run.recipe.training.batches(run.accelerator.num_processes, found)
     of_how_many = f"{count:,} batches" if count > 1 else "one batch"
     logger.info(f"training.tokens_per_batch auto: an update has {of_how_many} of {tokens:,} tokens in each process")

@@ -115,7 +115,7 @@ class Updater:
         # A compiler makes graphs itself, and checkpointing looks at the state of the random numbers.
         is_alone = not (training.compile or training.gradient_checkpointing) and accelerator.num_processes == 1
         self.captures_passes = self.runs_ahead and self.reads_no_mask and is_alone
-        # What captured steps read and write.
+        # The tensors in fixed places that captured steps read and write.
         self.loss, self.norm, self.skipped = (torch.zeros((), device=device) for _ in range(3))
         self.tokens, self.texts = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
@@ -211,7 +211,7 @@ class Updater:
         for name, part in batch.items():
             inputs[name].copy_(part)
         step()
-        # What fails for one shape fails for all.
+        # If one shape cannot be captured, none can.
         self.captures_passes = not step.is_eager
 
     def _ready(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -61,7 +61,7 @@ STEPS_PER_READ = 2
 # Buffers and graphs that are kept: at most so many for a model, and for all at most this part of the GPU's memory.
 MAX_KEPT = 48
 MAX_MEMORY = 1 / 4
-# Of the translations of the first search of a kind, those that must be the ones of the search without graphs.
+# Least share of equal translations when the first search of a kind is compared with that without graphs.
 MIN_EQUAL = 0.9
 # Their attributes that a graph does not depend on: such lengths, and what one makes in its first call.
 NOT_CAPTURED = {"max_length", "begin_index", "min_length", "prompt_length_to_skip", "min_new_tokens"}
@@ -92,7 +92,7 @@ class KeptSteps:
         self.rounded: dict[torch.dtype, dict[Any, tuple[torch.Tensor, torch.Tensor | None]]] = {}
 
     def take(self, key: object, build: Any, device: torch.device) -> tuple[StaticStep, CapturedStep]:
-        """Returns the step with a key, which is made if there is none; others leave if there are too many."""
+        """Returns the step of a key, building it if necessary, and drops the oldest ones if there are too many."""
         for each, (_, captured) in self.steps.items():
             if captured.graph is None and captured.is_eager:
                 self.failed.add(each)
@@ -244,7 +244,7 @@ class StaticSearch:
         max_lengths = search_call().max_lengths.to(self.device) - length
         self.max_lengths = max_lengths.repeat_interleave(batch // len(max_lengths))
         self.steps_left = max(1, int(self.max_lengths.max()))
-        # Of sampling, all rows stay, and no others: random numbers are drawn for all rows.
+        # Sampling keeps its rows, neither padded nor reduced: one random draw serves all of them.
         self.keeps_rows = bool(generation_config.do_sample)
         self.sentences = batch  # in the first rows of a step
         self.has_replayed = False
@@ -463,7 +463,7 @@ def static_search(
         state = random_state(input_ids.device)
         found = try_search(kind, model, input_ids, generation_config, inputs)
         if found is None:
-            # What is drawn then is what would have been drawn now.
+            # The search without graphs then draws the same numbers as if this one had not run.
             set_random_state(input_ids.device, state)
         return found
 

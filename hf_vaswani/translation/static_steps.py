@@ -105,7 +105,7 @@ class StaticCache:
                 if used:
                     states = other.layers[number][i].index_select(0, sentences)
                     states = states.take_along_dim(places[:, None, :, None], dim=2)
-                # What is hidden is multiplied by 0, and must be finite.
+                # Hidden positions have the weight 0, which only finite numbers turn into 0.
                 buffer.zero_()
                 if used:
                     buffer[:kept, :, :used] = states

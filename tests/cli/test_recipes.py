@@ -97,6 +97,18 @@ def test_batches_and_blocks_of_the_pairs_are_those_of_the_device(backtranslate, 
     assert read_json(record)[growing_file.ITEMS] == 3 * growing_file.BLOCK
 
 
+def test_another_budget_draws_other_pairs_and_is_refused(backtranslate, tmp_path, capsys) -> None:
+    """The file would be a mixture of two draws. Beam search finds the same with any budget."""
+    budget = ["--tokens-per-batch", "99"]
+    assert main([*backtranslate, *budget]) == 0
+    for changed, words in (([], "was 99 and is None"), (["--tokens-per-batch", "98"], "was 99 and is 98")):
+        assert main([*backtranslate, *changed]) == 2
+        assert f"was made with other settings: --tokens-per-batch {words}." in capsys.readouterr().err
+    assert main([*backtranslate, *budget]) == 0
+    beam = [*backtranslate, "--backtranslation.method=beam", f"--backtranslation.output={tmp_path / 'beam.tsv'}"]
+    assert main([*beam, *budget]) == main(beam) == 0
+
+
 def test_beams_and_seeds_and_the_text_make_other_pairs_and_are_refused(backtranslate, tmp_path, capsys) -> None:
     assert main(backtranslate) == 0
     sampled = (tmp_path / "pairs.tsv").read_bytes()

@@ -128,7 +128,8 @@ def test_a_model_for_which_there_is_no_room_is_refused_in_a_sentence(tmp_path, m
 def test_a_device_that_tells_no_memory_takes_the_number_of_a_cpu(tmp_path, monkeypatch, caplog) -> None:
     options = {"tokens_per_batch": "auto", "max_steps": 1}
     cpu = trained(tmp_path, tmp_path / "cpu", **options)
-    assert cpu["tokens_at_once"] == TOKENS_PER_BATCH and "tokens_per_batch auto" not in caplog.text
+    assert cpu["tokens_at_once"] == TOKENS_PER_BATCH and "because cpu tells no memory" not in caplog.text
+    assert "tokens_per_batch auto: an update has one batch of 25,000 tokens in each process" in caplog.text
     # torch asks for no memory of a CPU.
     monkeypatch.setattr(preparation, "is_accelerator", lambda device: True)
     assert trained(tmp_path, tmp_path / "other", **options)["tokens_at_once"] == TOKENS_PER_BATCH
