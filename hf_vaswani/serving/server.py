@@ -18,7 +18,7 @@ from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..translation.alignment import end_if_over
 from ..translation.budgets import times_on
 from ..translation.markup import Segment, parse
-from .batcher import Batcher, EndCriteria, OverdueError, QueueFullError
+from .batcher import MAX_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Direction, Directions, Guess, LanguageError, language_name
 from .metrics import Metrics
 from .requests import FORMS, JSON, Body, DetectRequest, Limits, RefusedError, TranslateRequest, read
@@ -169,7 +169,8 @@ class BatchTranslator:
                 texts,
                 split_sentences=True,
                 markup="html" if text_format == "html" else None,
-                batch_size=len(texts),
+                # The lines of a single text with markup are translated together, too.
+                batch_size=MAX_TEXTS * times_on(pipeline.device),
                 stopping_criteria=[EndCriteria(end_if_over)],
                 **settings,
             )

@@ -227,6 +227,19 @@ def test_placeholders_of_plain_text_are_kept(pipeline, count) -> None:
             assert all(each.count(kept) == text.count(kept) for each in translations)
 
 
+@pytest.mark.parametrize("text_format", ["text", "html"])
+def test_the_lines_of_one_text_are_translated_together(pipeline, monkeypatch, text_format) -> None:
+    generate, rows = pipeline.model.generate, []
+
+    def counted(input_ids: Any, **settings: Any) -> Any:
+        rows.append(len(input_ids))
+        return generate(input_ids, **settings)
+
+    monkeypatch.setattr(pipeline.model, "generate", counted)
+    serving.BatchTranslator({"one": pipeline})(("one", "en", "de", text_format, 1), ["one two\n" * 50])
+    assert sum(rows) == 50 and len(rows) <= 2
+
+
 # ---- Translations that end early ---------------------------------------------------------------------------------
 
 
