@@ -56,8 +56,8 @@ test-portable: test-portable-default  ## run the tests of what is learned as oth
 test-portable-default: .venv/installed  ## the first part of it: without any of the processor's vector instructions
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default $(PORTABLE)
 
-test-extras: .venv/installed  ## install each extra alone in a fresh environment, and use it
-	$(BIN)/pytest -m extras tests/test_extras.py
+test-extras: .venv/installed  ## install each extra alone in a fresh environment, and use it; fetch what npm has
+	$(BIN)/pytest -m extras tests/test_extras.py tests/serving/test_javascript.py
 
 docs: .venv/installed  ## build the manual into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"extras", "adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics", "model"},
     "conversion": {"extras", "files", "model_names", "model", "translation", "data.tokenizer"},
     "visualization": {"extras", "files", "model", "translation"},
-    "serving": {"extras", "memory", "model", "translation", "visualization"},
+    "serving": {"extras", "files", "memory", "model", "translation", "visualization"},
     "scale": {"files", "records", "translation.growing_file"},
     "removed_tasks": {"model"},
     "version": set(),

@@ -35,6 +35,8 @@ NEEDED = {
     "serving": {"demo", "serve"},
     "cli": {"train", "clean", "viz", "serve"},
 }
+# Modules, and what is beside them: pages, licences, the card's template, the built-in corpus.
+KINDS = {".py", ".html", ".css", ".js", ".txt", ".md", ".xz"}
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -69,11 +71,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.process
 def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     found = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
-    modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
-    page = {f"hf_vaswani/visualization/explorer.{ending}" for ending in ("html", "css", "js")}
-    page.add("hf_vaswani/serving/server.html")
-    page.add("hf_vaswani/data/pocket.tsv.xz")
-    assert found == modules | page | {"hf_vaswani_start.py", "hf_vaswani/hub/model_card.md"}
+    files = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.suffix in KINDS}
+    assert found == files | {"hf_vaswani_start.py"}
+    assert {Path(name).suffix for name in files} == KINDS
 
 
 @pytest.mark.process
