@@ -116,10 +116,12 @@ class Commit:
 
 
 class Repository:
-    """Commits, branches, and all uploaded LFS objects, committed or not."""
+    """Commits, branches, and all uploaded LFS objects, committed or not; the kind of a Space."""
 
     def __init__(self, private: bool) -> None:
         self.private = private
+        self.gated: str | bool = False
+        self.sdk: str | None = None
         self.commits: dict[str, Commit] = {}
         self.branches: dict[str, str] = {}
         self.announced: dict[str, int] = {}
@@ -375,6 +377,7 @@ class HubServer:
             return Reply(reply | {"error": "You already created this repo"}, 409)
         private = wanted.get("private", False) or wanted.get("visibility") == "private"
         self.repositories[name] = Repository(private)
+        self.repositories[name].sdk = wanted.get("sdk")
         return Reply(reply)
 
     def create_branch(self, request: Request, name: str, revision: str) -> Reply:
@@ -430,7 +433,7 @@ class HubServer:
         siblings = [{"rfilename": path} for path in sorted(commit.files)]
         card = read_card(commit.files["README.md"].content) if "README.md" in commit.files else {}
         described: dict[str, Any] = {"id": name, "modelId": name, "author": name.split("/")[0], "sha": commit.sha}
-        described |= {"private": repository.private, "gated": False, "siblings": siblings}
+        described |= {"private": repository.private, "gated": repository.gated, "siblings": siblings}
         described |= {"cardData": card, "tags": card.get("tags", [])}
         return Reply(described | {key: card[key] for key in ("pipeline_tag", "library_name") if key in card})
 
@@ -464,8 +467,8 @@ ROUTES: dict[str, Callable[..., Reply]] = {
     "POST /api/repos/create": HubServer.create_repository,
     f"POST /api/models/{MODEL}/branch/{REVISION}": HubServer.create_branch,
     f"POST /api/(?:models|spaces)/{MODEL}/preupload/{REVISION}": HubServer.say_upload_modes,
-    rf"POST /{MODEL}\.git/info/lfs/objects/batch": HubServer.announce_objects,
-    f"PUT /_lfs/{MODEL}/(?P<oid>[0-9a-f]{{64}})": HubServer.put_object,
+    rf"POST /(?:spaces/)?{MODEL}\.git/info/lfs/objects/batch": HubServer.announce_objects,
+    r"PUT /_lfs/(?P<name>.+)/(?P<oid>[0-9a-f]{64})": HubServer.put_object,
     f"POST /api/(?:models|spaces)/{MODEL}/commit/{REVISION}": HubServer.apply_commit,
     f"GET /api/(?:models|datasets)/{MODEL}/tree/{REVISION}(?:/{FILE})?": HubServer.list_tree,
     f"GET /api/(?:models|spaces|datasets)/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,

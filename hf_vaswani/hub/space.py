@@ -1,9 +1,11 @@
-"""The demo of a published model as a Space of the Hub, where anybody can try it."""
+"""The demo of a published model as a Space of the Hub, where anybody can try it: with a server, or without one."""
 
 import importlib.metadata
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import HfApi
@@ -16,6 +18,10 @@ from ..run_folder import RESULT, read_result
 from .publishing import PublishingError, commit_files, publishing_errors
 
 PACKAGE = Path(__file__).resolve().parent.parent
+# Files of both kinds of demos. Those that an earlier push has left are removed, and no others.
+OURS = re.compile(
+    r"app\.py|requirements\.txt|hf_vaswani/.+|index\.html|service_worker\.js|NOTICES\.txt|files/[^/]+\.[0-9a-f]{12}\.bin"
+)
 APP = '''"""The demo of {model}, written by hf-vaswani push --space."""
 
 import hf_vaswani  # registers the model
@@ -34,7 +40,14 @@ if __name__ == "__main__":
 '''
 
 
-def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revision: str) -> str:
+def push_space(
+    run_dir: Path,
+    folder: Path,
+    hub: HubRecipe,
+    space_id: str,
+    revision: str,
+    page: Mapping[str, bytes] | None = None,
+) -> str:
     """
     Publishes the demo of a model in one commit.
 
@@ -44,6 +57,8 @@ def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revis
         hub ([`HubRecipe`]): repository of the model; the Space of a private model is private.
         space_id (`str`): the Space, as user/name.
         revision (`str`): commit of the model.
+        page (`Mapping[str, bytes]`, *optional*): files of a page that translates in the browser, which is the demo
+            then; they contain the model. The Space of a gated model is private, too.
 
     Returns:
         `str`: URL of the Space.
@@ -51,22 +66,26 @@ def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revis
     Raises:
         PublishingError: the Hub refused, or could not be reached; or the model is private, and the Space is not.
     """
-    files: dict[str, bytes | None] = {**space_files(run_dir, str(hub.repo_id), revision)}
+    repo_id = str(hub.repo_id)
+    files: dict[str, bytes | None] = {
+        **(space_files(run_dir, repo_id, revision) if page is None else static_files(repo_id, page))
+    }
     with publishing_errors(folder, space_id, "main"):
         api = HfApi()
+        model = api.model_info(repo_id)
         # The account may make repositories private by default, and so the model, although the recipe says nothing.
-        is_private = hub.private or api.model_info(str(hub.repo_id)).private
-        api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=is_private, exist_ok=True)
+        reason = "private" if hub.private or model.private else "gated" if page is not None and model.gated else None
+        sdk, is_private = "gradio" if page is None else "static", reason is not None
+        api.create_repo(space_id, repo_type="space", space_sdk=sdk, private=is_private, exist_ok=True)
         head = api.space_info(space_id)
         if is_private and not head.private:
             raise PublishingError(
-                f"The demo of {folder} is not published: {hub.repo_id} is private, and the Space {space_id} public: "
+                f"The demo of {folder} is not published: {repo_id} is {reason}, and the Space {space_id} public: "
                 "make it private on the Hub, or use another --space."
             )
-        # Files of an earlier version of the package.
-        names = {each.rfilename for each in head.siblings or [] if each.rfilename.startswith("hf_vaswani/")}
+        names = {each.rfilename for each in head.siblings or [] if OURS.fullmatch(each.rfilename)}
         files |= dict.fromkeys(names - set(files))
-        commit_files(space_id, head, files, f"The demo of {hub.repo_id} at {revision[:8]}", repo_type="space")
+        commit_files(space_id, head, files, f"The demo of {repo_id} at {revision[:8]}", repo_type="space")
         return f"{api.endpoint}/spaces/{space_id}"
 
 
@@ -87,19 +106,16 @@ def space_files(run_dir: Path, repo_id: str, revision: str) -> dict[str, bytes]:
     """
     samples = (read_result(run_dir).samples or []) if (run_dir / RESULT).is_file() else []
     examples = [public_text(re.sub(f"^{LANGUAGE_TAG.pattern} ?", "", str(sample["source"]))) for sample in samples]
-    header = {
-        "title": repo_id.split("/")[-1],
-        "sdk": "gradio",
-        "sdk_version": _version("gradio") or "6.0.0",
-        "python_version": "3.12",
-        "app_file": "app.py",
-        "models": [repo_id],
-        "pinned": False,
-    }
-    readme = f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n"
-    readme += (
-        f"The demo of [{repo_id}](https://huggingface.co/{repo_id}): translations, the words that belong "
-        "together, and the explorer. If the model is private, give the Space a secret HF_TOKEN that may read it.\n"
+    readme = _readme(
+        repo_id,
+        {
+            "sdk": "gradio",
+            "sdk_version": _version("gradio") or "6.0.0",
+            "python_version": "3.12",
+            "app_file": "app.py",
+        },
+        "translations, the words that belong together, and the explorer. If the model is private, give the Space a "
+        "secret HF_TOKEN that may read it.",
     )
     listed = json.dumps(examples, ensure_ascii=False, indent=4)
     app = APP.format(model=repo_id, revision=revision, examples=listed)
@@ -109,6 +125,32 @@ def space_files(run_dir: Path, repo_id: str, revision: str) -> dict[str, bytes]:
         if path.is_file() and "__pycache__" not in path.parts:
             files[path.relative_to(PACKAGE.parent).as_posix()] = path.read_bytes()
     return files
+
+
+def static_files(repo_id: str, page: Mapping[str, bytes]) -> dict[str, bytes]:
+    """
+    Returns the files of a Space that runs nothing, and shows a page, by name.
+
+    Args:
+        repo_id (`str`): where the model is published.
+        page (`Mapping[str, bytes]`): the files of the page, with its `index.html`.
+    """
+    readme = _readme(
+        repo_id,
+        {"sdk": "static", "app_file": "index.html"},
+        "it translates in the browser, and sends the text nowhere. Its files contain the model, and the software "
+        "whose licences are in NOTICES.txt.",
+    )
+    return {**page, "README.md": readme.encode()}
+
+
+def _readme(repo_id: str, settings: Mapping[str, Any], what: str) -> str:
+    """Returns the README of a Space, by whose header the Hub knows how to run it."""
+    header = {"title": repo_id.split("/")[-1], **settings, "models": [repo_id], "pinned": False}
+    return (
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n"
+        f"The demo of [{repo_id}](https://huggingface.co/{repo_id}): {what}\n"
+    )
 
 
 def _requirements() -> str:

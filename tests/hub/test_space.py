@@ -1,10 +1,11 @@
-"""A Space on the loopback Hub: everything that it needs, and its app runs."""
+"""Spaces on the loopback Hub: they have everything that they need, and show nothing of a closed model; the app runs."""
 
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ import pytest
 import yaml
 
 from hf_vaswani.hub import space
-from hf_vaswani.hub.space import space_files
+from hf_vaswani.hub.publishing import PublishingError
+from hf_vaswani.hub.space import push_space, space_files
+from hf_vaswani.recipe import HubRecipe
 
 from .conftest import WRITE, assert_fails
 
@@ -95,3 +98,75 @@ def test_examples_are_without_language_tags(tiny_run, monkeypatch) -> None:
     monkeypatch.setattr(space, "read_result", lambda run: SimpleNamespace(samples=samples))
     app = space_files(tiny_run, "alice/m", "abc")["app.py"].decode()
     assert '"one two"' in app and "<2de>" not in app
+
+
+# ---- Static Spaces -----------------------------------------------------------------------------------------------
+
+PAGE = {
+    "index.html": b"<!doctype html>",
+    "service_worker.js": b"worker",
+    "NOTICES.txt": b"Apache-2.0",
+    # The Hub takes files of this size by LFS alone.
+    "files/model.onnx.0123456789ab.bin": bytes(11_000_000),
+    "files/library.js.abcdef012345.bin": b"library",
+}
+
+
+@pytest.fixture
+def push_page(hub, push, run) -> Callable[..., str]:
+    """Publishes the model, and returns what publishes a page of it as the Space alice/page."""
+    assert push()[0] == 0
+    sha = hub.commits("alice/m")[0].sha
+
+    def call(page: dict[str, bytes] = PAGE, private: bool | None = None) -> str:
+        return push_space(run, run / "model", HubRecipe(repo_id="alice/m", private=private), "alice/page", sha, page)
+
+    return call
+
+
+def test_a_page_is_published_as_a_static_space(hub, push_page) -> None:
+    assert push_page() == f"{hub.url}/spaces/alice/page"
+    files = hub.files("spaces/alice/page")
+    assert {name: content for name, content in files.items() if name in PAGE} == PAGE
+    assert set(files) == {*PAGE, "README.md", ".gitattributes"}
+    header = yaml.safe_load(files["README.md"].decode().split("---")[1])
+    assert header == {"title": "m", "sdk": "static", "app_file": "index.html", "models": ["alice/m"], "pinned": False}
+    assert hub.repositories["spaces/alice/page"].sdk == "static"
+    assert not hub.is_private("spaces/alice/page")
+    # Again: nothing has changed, and nothing is committed.
+    before = hub.commits("spaces/alice/page")
+    push_page()
+    assert hub.commits("spaces/alice/page") == before
+
+
+def test_one_commit_replaces_a_page_and_either_kind_of_demo(hub, push_page, push) -> None:
+    assert push("--space", "alice/page")[0] == 0
+    hub.commit("spaces/alice/page", {"files/notes.txt": b"mine", "hf_vaswani.txt": b"mine"})
+    count = len(hub.commits("spaces/alice/page"))
+    push_page()
+    kept = {"README.md", ".gitattributes", "files/notes.txt", "hf_vaswani.txt"}
+    assert set(hub.files("spaces/alice/page")) == {*PAGE, *kept}
+    changed = {name: content for name, content in PAGE.items() if "model" not in name}
+    changed["files/model.onnx.ba9876543210.bin"] = b"another model"
+    push_page(changed)
+    assert set(hub.files("spaces/alice/page")) == {*changed, *kept}
+    assert len(hub.commits("spaces/alice/page")) == count + 2
+    assert push("--space", "alice/page")[0] == 0
+    files = hub.files("spaces/alice/page")
+    assert "app.py" in files and not set(files) & set(changed)
+    assert yaml.safe_load(files["README.md"].decode().split("---")[1])["sdk"] == "gradio"
+
+
+@pytest.mark.parametrize("how", ["by the recipe", "by the account", "gated"])
+def test_no_weights_of_a_closed_model_become_public(hub, push_page, how) -> None:
+    """A static page contains the model."""
+    repository = hub.repositories["alice/m"]
+    repository.private, repository.gated = how == "by the account", "manual" if how == "gated" else False
+    private = True if how == "by the recipe" else None
+    push_page(private=private)
+    assert hub.is_private("spaces/alice/page")
+    hub.repositories["spaces/alice/page"].private = False
+    before = hub.commits("spaces/alice/page")
+    with pytest.raises(PublishingError, match="alice/m is (private|gated), and the Space alice/page public"):
+        push_page(PAGE | {"index.html": b"new"}, private)
+    assert hub.commits("spaces/alice/page") == before
