@@ -1,4 +1,4 @@
-"""Spaces on the loopback Hub: they have everything that they need, and show nothing of a closed model; the app runs."""
+"""Spaces on the loopback Hub: they have all that they need, and show nothing of a closed model; the app runs."""
 
 import importlib.metadata
 import json
