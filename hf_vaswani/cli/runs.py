@@ -305,9 +305,9 @@ def _renew(options: argparse.Namespace) -> None:
 def _add_convert(verbs: Any) -> None:
     convert = verbs.add_parser(
         "convert",
-        help="convert from Marian or fairseq, or to Marian, CTranslate2 or ONNX",
-        description="Convert a model from Marian or fairseq, or to Marian, CTranslate2 or ONNX, and check that both "
-        "models compute the same.",
+        help="convert from Marian or fairseq, or to Marian, CTranslate2, ONNX or transformers.js",
+        description="Convert a model from Marian or fairseq, or to Marian, CTranslate2, ONNX or transformers.js "
+        "(JavaScript), and check that both models compute the same.",
         epilog="example: hf-vaswani convert runs/my/model served --to ctranslate2",
     )
     convert.add_argument("source", metavar="SOURCE", help="model folder or file, or Hub id; its format is detected")

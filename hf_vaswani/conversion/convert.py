@@ -33,7 +33,11 @@ SOURCES: dict[str, tuple[Source, str]] = {
     "fairseq": (fairseq, "a fairseq .pt file beside dict.*.txt"),
 }
 # Files of the formats that can be written but not read.
-WRITE_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a CTranslate2 model"}
+WRITE_ONLY = {
+    "encoder.onnx": "an ONNX graph",
+    "onnx/encoder_model.onnx": "a graph for transformers.js",
+    "model.bin": "a CTranslate2 model",
+}
 SENTENCE = "The cat sleeps."
 # Rounding explains smaller differences between logits; larger ones mean that the models differ.
 TOLERANCE = 1e-3
@@ -88,8 +92,8 @@ def convert(
         `list[str]`: lines of a report: the comparison, and the known differences.
 
     Raises:
-        ValueError: The source cannot be read or expressed in the other format, both sides compute different logits,
-            or the destination exists.
+        ValueError: The source cannot be read or expressed in the other format, both sides compute different logits
+            or translations, or the destination exists.
         ImportError: The library of the other format is not installed.
     """
     if to not in TARGETS:
@@ -136,6 +140,10 @@ def _target(to: str) -> Target | None:
             from . import onnx
 
             return onnx
+        case "transformers.js":
+            from . import transformersjs
+
+            return transformersjs
     return None
 
 
@@ -187,16 +195,17 @@ def _compare(loaded: Loaded, foreign: Foreign, sentence: str) -> list[str]:
             )
         lines.append(f"Largest difference of the logits, {foreign.name}: {difference:.1e}")
     else:
-        lines.append(f"The logits are not compared, because {foreign.name} cannot run here.")
+        lines.append(foreign.compared or f"The logits are not compared, because {foreign.name} cannot run here.")
     lines.append(sentence)
     try:
         translation = translate_corpus(loaded.model, loaded.tokenizer, [sentence], num_beams=1, do_sample=False)[0]
-        other = None if foreign.translate is None else foreign.translate([sentence])[0]
+        ways = {foreign.name: foreign.translate, f"{foreign.name}, in 8 bits": foreign.in_8_bits}
+        others = {name: translate([sentence])[0] for name, translate in ways.items() if translate is not None}
     except (IndexError, RuntimeError, ValueError) as error:
         tokens = len(loaded.tokenizer(sentence)["input_ids"])
         raise ValueError(f"The sentence of {tokens} tokens cannot be translated: {error}") from error
-    if other is not None:
-        lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (differs)"))
+    for name, other in others.items():
+        lines.append(f"  {name}: {other}" + ("" if other == translation else "   (differs)"))
     lines.append(f"  Vaswani: {translation}")
     return lines + [f"Note: {note}" for note in foreign.notes]
 

@@ -215,7 +215,9 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
             f"{written.translator.compute_type}: logits and some translations differ."
         )
     notes += ignored_settings(loaded.model.generation_config, "CTranslate2")
-    return Foreign(f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes, is_rounded)
+    return Foreign(
+        f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes=notes, is_rounded=is_rounded
+    )
 
 
 def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None:

@@ -208,6 +208,8 @@ class Foreign:
         name (`str`): library that runs it, for example `transformers' MarianMTModel`.
         logits (`Logits`, *optional*): computes its logits for Vaswani ids.
         translate (`Translate`, *optional*): translates greedily.
+        in_8_bits (`Translate`, *optional*): translates greedily with the weights in 8 bits, if both are written.
+        compared (`str`, *optional*): line of the report on what was compared in place of the logits.
         notes (`list[str]`): known differences from the Vaswani model, one sentence each.
         is_rounded (`bool`): True if its weights have a lower precision: its logits are only close.
     """
@@ -215,6 +217,8 @@ class Foreign:
     name: str
     logits: Logits | None = None
     translate: Translate | None = None
+    in_8_bits: Translate | None = None
+    compared: str | None = None
     notes: list[str] = field(default_factory=list)
     is_rounded: bool = False
 

@@ -76,8 +76,9 @@ UNSUPPORTED_IDS = ("sequence_bias", "force_words_ids")
 
 
 def recognize(path: Path) -> bool:
-    """Returns whether a folder contains a MarianMTModel."""
-    return model_type(path) == "marian"
+    """Returns whether a folder contains a MarianMTModel, and not only its graphs for transformers.js."""
+    has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+    return model_type(path) == "marian" and (has_weights or not (path / "onnx").is_dir())
 
 
 # ---- In ----------------------------------------------------------------------------------------------------------

@@ -117,6 +117,14 @@ class TargetGraph(nn.Module):
         }
 
 
+def open_graph(path: Path) -> Any:
+    """Loads a graph in ONNX Runtime, on the CPU."""
+    settings = onnxruntime.SessionOptions()
+    # By itself, it would take all cores, whatever the share of this process.
+    settings.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
+
 def read_graphs(folder: Path) -> Logits:
     """
     Loads both graphs in ONNX Runtime, on the CPU.
@@ -127,13 +135,7 @@ def read_graphs(folder: Path) -> Logits:
     Returns:
         `Logits`: computes logits of given targets, without a cache.
     """
-    providers, settings = ["CPUExecutionProvider"], onnxruntime.SessionOptions()
-    # By itself, it would take all cores, whatever the share of this process.
-    settings.intra_op_num_threads = torch.get_num_threads()
-    encoder, decoder = (
-        onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), settings, providers=providers)
-        for name in ("encoder", "decoder")
-    )
+    encoder, decoder = (open_graph(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
 
     def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.long().numpy()
@@ -160,21 +162,16 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     """
     model = loaded.model
     check_expressible(model.config, "ONNX")
-    # For the exporter, sizes are dynamic only if they differ from each other, and from 0 and 1.
     batch, source, past, target = 2, 7, 3, 4
     mask = torch.ones(batch, source, dtype=torch.long)
     inputs = {"input_ids": torch.ones_like(mask), "attention_mask": mask}
     encoder = SourceGraph(model).eval()
-    _export(encoder, inputs, ENCODER_AXES, folder / "encoder.onnx")
+    OnnxExporter.save_program(exported(encoder, inputs, ENCODER_AXES), folder / "encoder.onnx")
     cross = encoder(**inputs)
     cache = {f"self_{name}": cross[f"cross_{name}"][:, :, :, :past].contiguous() for name in ("keys", "values")}
     tokens = torch.ones(batch, target, dtype=torch.long)
-    _export(
-        TargetGraph(model).eval(),
-        {"decoder_input_ids": tokens, "attention_mask": mask, **cache, **cross},
-        DECODER_AXES,
-        folder / "decoder.onnx",
-    )
+    inputs = {"decoder_input_ids": tokens, "attention_mask": mask, **cache, **cross}
+    OnnxExporter.save_program(exported(TargetGraph(model).eval(), inputs, DECODER_AXES), folder / "decoder.onnx")
     config = copy.copy(model.config)
     # It refers to code that is not in this folder.
     config.__dict__.pop("auto_map", None)
@@ -190,19 +187,27 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     return Foreign(f"ONNX Runtime {onnxruntime.__version__}", read_graphs(folder), notes=notes)
 
 
-def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, dict[int, str]], path: Path) -> None:
-    """Writes a graph to `path`, and its weights to `path` + `.data`."""
+def exported(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, dict[int, str]]) -> Any:
+    """
+    Returns a module as an ONNX graph, an `onnx_ir.Model`.
+
+    Args:
+        graph (`nn.Module`): the module, in evaluation mode.
+        inputs (`dict[str, torch.Tensor]`): its arguments, with example values. For the exporter, sizes are dynamic
+            only if they differ from each other, and from 0 and 1.
+        axes (`dict[str, dict[int, str]]`): dynamic axes of each input, with their names.
+    """
     sizes = {
         name: torch.export.Dim(name) for name in sorted({size for free in axes.values() for size in free.values()})
     }
     dynamic_shapes = {name: {axis: sizes[size] for axis, size in free.items()} for name, free in axes.items()}
-    with _silent():
+    with silent():
         program = OnnxExporter().export(graph, inputs, config=OnnxConfig(dynamic_shapes=dynamic_shapes)).program
     # Each node names the source files that it comes from, with paths of this machine: most of the graph's size.
     for node in program.graph.all_nodes():
         node.metadata_props.clear()
     _name_axes(program.graph, axes)
-    OnnxExporter.save_program(program, path)
+    return program
 
 
 def _name_axes(graph: Any, axes: dict[str, dict[int, str]]) -> None:
@@ -217,8 +222,8 @@ def _name_axes(graph: Any, axes: dict[str, dict[int, str]]) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Silences the exporters, which print, warn and log versions and progress."""
+def silent() -> Iterator[None]:
+    """Silences exporters, which print, warn and log versions and progress."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

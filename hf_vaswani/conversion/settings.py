@@ -1,5 +1,6 @@
 """Search settings of a `GenerationConfig`, for engines with a search of their own."""
 
+import copy
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -20,26 +21,31 @@ class Setting(NamedTuple):
         marian (`bool`): whether a MarianMTModel follows it.
         ctranslate2 (`str`, *optional*): `"exactly"`; or `"closely"`: exactly in greedy search, and in beam search by
             the closest rule that CTranslate2 has. `None` if it does not follow it.
+        javascript (`bool`): whether the greedy search of transformers.js follows it, by its own code or by the graphs
+            that it runs, or has no use for it.
     """
 
     off: tuple[Any, ...]
     marian: bool = True
     ctranslate2: str | None = None
+    javascript: bool = False
 
 
 SETTINGS = {
     "do_sample": Setting((None, False)),
-    "min_length": Setting((None, 0)),
+    "min_length": Setting((None, 0), javascript=True),
     # CTranslate2 changes logits, and transformers log-probabilities, which no longer sum to 1.
-    "min_new_tokens": Setting((None, 0), ctranslate2="closely"),
-    "no_repeat_ngram_size": Setting((None, 0), ctranslate2="closely"),
+    "min_new_tokens": Setting((None, 0), ctranslate2="closely", javascript=True),
+    "no_repeat_ngram_size": Setting((None, 0), ctranslate2="closely", javascript=True),
     "encoder_no_repeat_ngram_size": Setting((None, 0)),
-    "repetition_penalty": Setting((None, 1.0), ctranslate2="closely"),
-    "forced_bos_token_id": Setting((None,)),
-    "begin_suppress_tokens": Setting((None, [])),
-    "bad_words_ids": Setting((None, []), ctranslate2="closely"),
-    "suppress_tokens": Setting((None, []), ctranslate2="closely"),
-    "max_length_offset": Setting((TRANSFORMERS_RULES["max_length_offset"],), marian=False, ctranslate2="exactly"),
+    "repetition_penalty": Setting((None, 1.0), ctranslate2="closely", javascript=True),
+    "forced_bos_token_id": Setting((None,), javascript=True),
+    "begin_suppress_tokens": Setting((None, []), javascript=True),
+    "bad_words_ids": Setting((None, []), ctranslate2="closely", javascript=True),
+    "suppress_tokens": Setting((None, []), ctranslate2="closely", javascript=True),
+    "max_length_offset": Setting(
+        (TRANSFORMERS_RULES["max_length_offset"],), marian=False, ctranslate2="exactly", javascript=True
+    ),
     "max_time": Setting((None,)),
     "stop_strings": Setting((None, [])),
     "encoder_repetition_penalty": Setting((None, 1.0)),
@@ -54,9 +60,13 @@ SETTINGS = {
     "force_words_ids": Setting((None,)),
     "dola_layers": Setting((None,)),
     "token_healing": Setting((None, False)),
-    "length_penalty_type": Setting((TRANSFORMERS_RULES["length_penalty_type"],), marian=False, ctranslate2="closely"),
-    "finish_candidates": Setting((TRANSFORMERS_RULES["finish_candidates"],), marian=False, ctranslate2="closely"),
-    "early_stopping": Setting((True,), ctranslate2="closely"),
+    "length_penalty_type": Setting(
+        (TRANSFORMERS_RULES["length_penalty_type"],), marian=False, ctranslate2="closely", javascript=True
+    ),
+    "finish_candidates": Setting(
+        (TRANSFORMERS_RULES["finish_candidates"],), marian=False, ctranslate2="closely", javascript=True
+    ),
+    "early_stopping": Setting((True,), ctranslate2="closely", javascript=True),
 }
 
 
@@ -66,13 +76,13 @@ def unsupported_settings(generation_config: GenerationConfig, engine: str) -> di
 
     Args:
         generation_config ([`GenerationConfig`]): settings of the search.
-        engine (`str`): `"Marian"` or `"CTranslate2"`.
+        engine (`str`): `"Marian"`, `"CTranslate2"` or `"transformers.js"`.
 
     Returns:
         `dict[str, Any]`: values by name.
     """
-    followed = {name for name, each in SETTINGS.items() if (each.marian if engine == "Marian" else each.ctranslate2)}
-    return _turned_on(generation_config, SETTINGS.keys() - followed)
+    field = "javascript" if engine == "transformers.js" else engine.lower()
+    return _turned_on(generation_config, {name for name, each in SETTINGS.items() if not getattr(each, field)})
 
 
 def approximated_settings(generation_config: GenerationConfig) -> dict[str, Any]:
@@ -80,6 +90,20 @@ def approximated_settings(generation_config: GenerationConfig) -> dict[str, Any]
     if (generation_config.num_beams or 1) == 1:
         return {}
     return _turned_on(generation_config, {name for name, each in SETTINGS.items() if each.ctranslate2 == "closely"})
+
+
+def settings_of_javascript(generation_config: GenerationConfig) -> dict[str, Any]:
+    """Returns the settings that are turned on and that transformers.js follows, by name."""
+    return _turned_on(generation_config, {name for name, each in SETTINGS.items() if each.javascript})
+
+
+def greedy_within_limits(generation_config: GenerationConfig) -> GenerationConfig:
+    """Returns a greedy search with the special tokens and limits of a generation config, and no other settings."""
+    # What None does not turn off is a rule of beam search.
+    off = {name for name, each in SETTINGS.items() if None in each.off} - {"max_length_offset"}
+    greedy = copy.deepcopy(generation_config)
+    greedy.update(num_beams=1, **dict.fromkeys(off))
+    return greedy
 
 
 def _turned_on(generation_config: GenerationConfig, names: Set[str]) -> dict[str, Any]:

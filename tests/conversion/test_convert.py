@@ -126,13 +126,20 @@ def test_an_existing_folder_is_replaced_with_force(tiny_run, tmp_path, capsys) -
         ("run/model", "out", "vaswani", [], "is already in the format vaswani"),
         *(
             ("run/model", "out", to, ["--quantization", "int8"], "--quantization int8 is only supported with --to ctr")
-            for to in ("onnx", "marian")
+            for to in ("onnx", "marian", "transformers.js")
         ),
         ("run/model", "out", "ctranslate2", ["--quantization", "int3"], "--quantization must be one of int8, "),
         ("bert", "out", "vaswani", [], "is unknown; looked for: a config.json with the model_type vaswani"),
         ("bert/config.json", "out", "vaswani", [], "is unknown"),
         ("ct2", "out", "marian", [], "model.bin, a CTranslate2 model: this format can be written but not read"),
         ("graphs", "out", "marian", [], "encoder.onnx, an ONNX graph: this format can be written but not read"),
+        (
+            "js",
+            "out",
+            "onnx",
+            [],
+            "onnx/encoder_model.onnx, a graph for transformers.js: this format can be written but",
+        ),
         ("run/model", "ct2", "onnx", [], "ct2 already exists: use --force to replace it"),
         *(
             ("run/model", name, "onnx", ["--force"], f"{str(Path(name))!r} does not name a new folder")
@@ -150,14 +157,15 @@ def test_an_existing_folder_is_replaced_with_force(tiny_run, tmp_path, capsys) -
 def test_what_cannot_be_converted_is_one_sentence(
     tiny_run, spms, tmp_path, capsys, monkeypatch, source, destination, to, options, words
 ) -> None:
-    for file in ("bert/config.json", "ct2/model.bin", "graphs/encoder.onnx"):
-        (tmp_path / file).parent.mkdir()
+    for file in ("bert/config.json", "ct2/model.bin", "graphs/encoder.onnx", "js/onnx/encoder_model.onnx"):
+        (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text('{"model_type": "bert"}')
     if source == "opus":
         (tmp_path / "opus").mkdir()
         marian_folder(tmp_path / "opus", spms)
         (tmp_path / "opus" / "source.spm").unlink()
         (tmp_path / "opus" / "source.spm").mkdir()
+    (tmp_path / "js" / "config.json").write_text('{"model_type": "marian"}')
     (tmp_path / "run").symlink_to(tiny_run)
     (tmp_path / "link").symlink_to(tmp_path / "bert")
     monkeypatch.chdir(tmp_path)
@@ -205,7 +213,9 @@ def test_a_signal_leaves_nothing(tiny_run, tmp_path, monkeypatch, capsys) -> Non
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("module", "library"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxruntime")])
+@pytest.mark.parametrize(
+    ("module", "library"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxruntime"), ("transformersjs", "onnx_ir")]
+)
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch, module, library) -> None:
     monkeypatch.delitem(sys.modules, f"hf_vaswani.conversion.{module}")
     monkeypatch.setitem(sys.modules, library, None)

@@ -14,8 +14,10 @@ from hf_vaswani.conversion.settings import (
     fixed_limit,
     forbidden_sequences,
     forces_eos,
+    greedy_within_limits,
     ignored_settings,
     max_new_tokens_for,
+    settings_of_javascript,
     start_token_id,
 )
 from hf_vaswani.model import search_vaswani
@@ -158,7 +160,9 @@ def test_each_setting_is_followed_or_refused_by_name(name, num_beams, monkeypatc
                 found.append(type(error))
     assert found[0] == found[1]
     # An engine is refused it by name, unless it follows it.
-    for engine, followed in (("Marian", SETTINGS[name].marian), ("CTranslate2", SETTINGS[name].ctranslate2)):
+    row = SETTINGS[name]
+    engines = {"Marian": row.marian, "CTranslate2": row.ctranslate2, "transformers.js": row.javascript}
+    for engine, followed in engines.items():
         expected = f"{engine} ignores settings of the generation config and may find other translations"
         told = ignored_settings(config(**{name: ON[name]}), engine)
         assert told == ([] if followed else [f"{expected}: {name}={ON[name]!r}."])
@@ -170,6 +174,16 @@ def test_each_setting_is_followed_or_refused_by_name(name, num_beams, monkeypatc
     )
     with refused:
         check_search(EngineOptions("ctranslate2"), [model], settings)
+
+
+def test_a_greedy_search_keeps_limits_and_special_tokens_alone() -> None:
+    ends = {"eos_token_id": [2, 3], "forced_eos_token_id": 2, "decoder_start_token_id": 1, "max_new_tokens": 9}
+    greedy = greedy_within_limits(config(**ON | ends, num_beams=4))
+    assert greedy.num_beams == 1 and greedy.max_length_offset == ON["max_length_offset"]
+    assert {name: getattr(greedy, name) for name in ends} == ends
+    beams = {"length_penalty_type", "finish_candidates", "early_stopping"}
+    assert all(getattr(greedy, name) is None for name in ON.keys() - beams - {"max_length_offset"})
+    assert settings_of_javascript(config(no_repeat_ngram_size=2, do_sample=True)) == {"no_repeat_ngram_size": 2}
 
 
 def test_ctranslate2_comes_close_to_some_in_beam_search_alone() -> None:
