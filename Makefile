@@ -20,7 +20,8 @@ test-process: .venv/installed  ## run the tests that start other processes: laun
 
 # One of each kind: torchrun, accelerate launch, a program that is stopped, README's lines, pages in a browser if there
 # is one, and most ways to translate with the quickstart's model. In one run, because to start costs ten seconds.
-PAGES = tests/visualization/test_browser.py tests/serving/test_browser.py
+PAGES = tests/visualization/test_browser.py tests/serving/test_browser.py \
+	tests/serving/test_browser_rules.py::test_a_worker_in_a_browser_handles_texts_as_python_does
 SMOKE = tests/training/test_launch.py tests/training/test_two_processes.py::test_torchrun_is_what_the_forked_processes_are \
 	tests/test_interruption.py::test_asked_to_stop_it_saves_and_says_how_to_resume \
 	"tests/test_documentation.py::test_every_block_and_every_shell_line_runs[README.md]" $(PAGES) tests/test_quickstart.py
