@@ -38,8 +38,15 @@ test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
 gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for ten minutes; writes build/gpu_report
 	$(BIN)/python benchmarks/gpu_report.py
 
-test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser $(PAGES)
+# The versions that pages without a server have, where npm can fetch them.
+MODULES = .venv/javascript/node_modules
+SPECIFIERS = from hf_vaswani.serving.javascript import PACKAGES; print(*(package.specifier for package in PACKAGES))
+$(MODULES): hf_vaswani/serving/javascript.py | .venv/installed
+	npm install --prefix $(@D) --ignore-scripts --no-audit --no-fund $$($(BIN)/python -c "$(SPECIFIERS)") && touch $@ || \
+		echo "Tests in Node.js are skipped."
+
+test-browser: .venv/installed $(MODULES)  ## run the tests in Chromium or Chrome, and in Node.js, if there are any
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser $(PAGES) tests/conversion/test_transformersjs.py
 
 pictures: quickstart  ## make the manual's pictures of pages, of the quickstart's model
 	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser -k manual $(PAGES)
@@ -99,7 +106,7 @@ test-newest:  ## run README's lines, the quickstart and the tests of test-oldest
 	.newest/bin/pip list
 	.newest/bin/pytest -m quickstart tests/test_quickstart.py
 	OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO_PROCESSES) $(EVERYTHING) $(OF_TRANSFORMERS) tests/test_earlier_versions.py \
-		tests/conversion/test_ctranslate2.py tests/conversion/test_onnx.py
+		tests/conversion/test_ctranslate2.py tests/conversion/test_onnx.py tests/conversion/test_transformersjs.py
 
 # What `make test-process` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.
 ifndef SEED

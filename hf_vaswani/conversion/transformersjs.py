@@ -42,8 +42,6 @@ QUANTIZATIONS: tuple[str, ...] = ()
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
 # What transformers.js puts behind their names for 8 bits, which it reads in browsers unless it is told otherwise.
 IN_8_BITS = "_quantized"
-# The logit of all other tokens where `</s>` is forced, which has 0. Half precision has this number, too.
-NEVER = -1e4
 # Lengths of random sources that are translated for comparison, as far as the model has positions.
 LENGTHS = (1, 2, 5, 12, 30)
 # Rounding explains a smaller difference between the logits of two tokens.
@@ -121,7 +119,7 @@ class DecoderGraph(nn.Module):
         positions = torch.arange(input_ids.shape[1]) + past_length
         ended = self.ended(input_ids, positions, encoder_attention_mask)
         end = eos_token_ids(self.model.generation_config)[0]
-        forced = torch.where(torch.arange(config.vocab_size) == end, 0.0, NEVER)
+        forced = torch.where(torch.arange(config.vocab_size) == end, 0.0, -torch.inf)
         layers: list[Any] = cache.self_attention_cache.layers
         written = [each for layer in layers for each in (layer.keys, layer.values)]
         return {
@@ -175,19 +173,20 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
         [`Foreign`]: the model as read back from the folder.
 
     Raises:
-        ValueError: ONNX Runtime finds other translations with the graphs in float32 than the model.
+        ValueError: The model has no `</s>`, or a tokenizer that transformers.js does not have; or ONNX Runtime finds
+            other translations with the graphs in float32 than the model.
     """
     model = loaded.model
     check_expressible(model.config, "ONNX")
-    eos_token_ids(model.generation_config)
+    config = _config(loaded)
+    tokenizer, tokenizer_config = _tokenizer_files(loaded.tokenizer)
     (folder / "onnx").mkdir()
     _write_graphs(model, folder / "onnx")
     for name in (ENCODER, DECODER):
         _quantize(folder / "onnx" / f"{name}.onnx", folder / "onnx" / f"{name}{IN_8_BITS}.onnx")
-    _write_json(folder / "config.json", _config(loaded))
+    _write_json(folder / "config.json", config)
     settings = settings_of_javascript(model.generation_config)
     _write_json(folder / "generation_config.json", settings | {"num_beams": 1, "max_length": _longest(loaded)})
-    tokenizer, tokenizer_config = _tokenizer_files(loaded.tokenizer)
     _write_json(folder / "tokenizer.json", tokenizer)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
     return _compared(loaded, folder)
@@ -242,8 +241,9 @@ def _write(program: Any, path: Path) -> None:
 
 def _quantize(path: Path, quantized: Path) -> None:
     """Writes the weights of a graph in 8 bits, with one scale for each matrix."""
+    # Products of signed weights overflow on processors without VNNI.
     with silent():
-        quantize_dynamic(path, quantized, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8)
+        quantize_dynamic(path, quantized, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QUInt8)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -280,14 +280,23 @@ def _longest(loaded: Loaded) -> int:
 
 def _tokenizer_files(tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Returns the contents of tokenizer.json and tokenizer_config.json. transformers.js reads added tokens that are
-    written in a text, so special tokens, which are text there, are only named.
+    Returns the contents of tokenizer.json and tokenizer_config.json. transformers.js reads all added tokens that are
+    written in a text: where special tokens are text, they are only named.
+
+    Raises:
+        ValueError: transformers.js finds other tokens.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    if state["model"]["type"] == "Unigram" and state["model"].get("byte_fallback"):
+        raise ValueError(
+            "The tokenizer has a Unigram model with byte_fallback, for which transformers.js finds other tokens."
+        )
+    state |= {name: _as_patterns(state[name]) for name in ("normalizer", "pre_tokenizer")}
     entries = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     special = [token for token in state["added_tokens"] if token["special"]]
-    is_named = [token for token in special if token["content"] in entries]
-    state["added_tokens"] = [token for token in state["added_tokens"] if token not in is_named]
+    if tokenizer.split_special_tokens:
+        named = [token for token in special if token["content"] in entries]
+        state["added_tokens"] = [token for token in state["added_tokens"] if token not in named]
     names = ("pad_token", "bos_token", "eos_token", "unk_token")
     # No model_max_length: transformers.js would cut longer texts without a word, and `</s>` with them.
     return state, {
@@ -297,6 +306,25 @@ def _tokenizer_files(tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "padding_side": "right",
         **{name: value for name in names if (value := getattr(tokenizer, name)) is not None},
     }
+
+
+def _as_patterns(step: Any) -> Any:
+    """
+    Returns a step of a tokenizer with regular expressions in place of what transformers.js does otherwise: it also
+    strips U+FEFF, which is no white space, puts a space in front of nothing, and has no digits but those of decimals.
+    """
+    match step:
+        case {"type": "Strip", "strip_left": True, "strip_right": True}:
+            return {"type": "Replace", "pattern": {"Regex": r"\A\s+|\s+\z"}, "content": ""}
+        case {"type": "Prepend", "prepend": text}:
+            return {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": text}
+        case {"type": "Digits", "individual_digits": True}:
+            return {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
+        case {"type": "Sequence"}:
+            return {name: _as_patterns(part) for name, part in step.items()}
+        case list():
+            return list(map(_as_patterns, step))
+    return step
 
 
 # ---- Reading back ------------------------------------------------------------------------------------------------
@@ -382,18 +410,31 @@ def _compared(loaded: Loaded, folder: Path) -> Foreign:
                 f"{name} and the Vaswani model find different translations of a source of {int(mask[row].sum())} "
                 f"random tokens: they begin with {pair[1][:10]} and {pair[0][:10]}. Nothing was written."
             )
-    greedy = copy.deepcopy(loaded.model.generation_config)
-    greedy.num_beams = 1
     return Foreign(
         name,
         translate=graphs.translator(loaded.tokenizer),
         in_8_bits=in_8_bits.translator(loaded.tokenizer),
         compared=f"Greedy translations of {len(ours)} random sources, {name}: the same {sum(map(len, ours)):,} tokens",
-        notes=[
-            "transformers.js searches greedily, whatever its num_beams says: docs/converting.md shows how to use it.",
-            *ignored_settings(greedy, "transformers.js"),
-        ],
+        notes=_notes(loaded.model),
     )
+
+
+def _notes(model: VaswaniForConditionalGeneration) -> list[str]:
+    """Returns the differences between the search of transformers.js and ours, one sentence each."""
+    notes = [
+        "transformers.js searches greedily, whatever num_beams says: use it as the manual shows, under Converting."
+    ]
+    notes += ignored_settings(model.generation_config, "transformers.js")
+    if model.generation_config.no_repeat_ngram_size:
+        notes.append(
+            "With no_repeat_ngram_size, give transformers.js one sentence at a time: in a batch, it also forbids the "
+            "repeated </s> behind sentences that have ended."
+        )
+    if model.config.position_encoding == "learned":
+        notes.append(
+            f"For more than {model.config.max_position_embeddings:,} positions, transformers.js raises an error."
+        )
+    return notes
 
 
 def random_sources(model: VaswaniForConditionalGeneration) -> tuple[torch.Tensor, torch.Tensor]:
