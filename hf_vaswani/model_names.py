@@ -54,6 +54,14 @@ def resolve_model(name: str | Path, key: str = "The model") -> Path:
         raise ValueError(f"{key} is {name!r}, which {what}: {said}") from error
 
 
+def title_of(name: str, folder: Path) -> str:
+    """Returns what people call a model: its id on the Hub, or the name of its run or its folder."""
+    if is_on_hub(name):
+        return name
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == RUN_MODEL else folder.name
+
+
 def is_on_hub(name: str, key: str = "The model") -> bool:
     """
     Returns whether the name of a model is an id on the Hub, and not a path.

@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..extras import extra
 from ..files import read_json
@@ -40,6 +40,9 @@ from .inputs import (
     set_beams,
     text_lines,
 )
+
+if TYPE_CHECKING:
+    from ..serving.static_page import StaticPage
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -62,6 +65,16 @@ def add_verbs(verbs: Any) -> None:
     _add_explore(verbs)
     _add_demo(verbs)
     _add_serve(verbs)
+
+
+def add_javascript(parser: argparse.ArgumentParser, option: str) -> None:
+    """Adds the option that says where the JavaScript library of a static page is."""
+    parser.add_argument(
+        "--javascript",
+        type=Path,
+        metavar="FOLDER",
+        help=f"with {option}: folder with the JavaScript library; default: npm fetches it once",
+    )
 
 
 def _add_port(parser: argparse.ArgumentParser, port: int, help_of_host: str) -> None:
@@ -139,10 +152,11 @@ def _explore(options: argparse.Namespace) -> None:
 def _add_demo(verbs: Any) -> None:
     demo = verbs.add_parser(
         "demo",
-        help="serve a page to try a model in a browser",
+        help="serve a page to try a model in a browser, or make one that needs no server",
         description="Serve a page to try a translation model in a browser: translations, words in the colours of "
-        "their alignment, and the explorer. Needs the extra `demo`.",
-        epilog="example: hf-vaswani demo --model runs/my/model",
+        "their alignment, and the explorer. Needs the extra `demo`. With --static, make a page that translates in the "
+        "browser itself, without any server. Needs the extra `convert`, and npm once.",
+        epilog="example: hf-vaswani demo --model runs/my/model --static translator.html --single-file",
     )
     add_model(demo)
     demo.add_argument("--num-beams", type=int, metavar="N", help="beam size at first; default: the model's own")
@@ -153,10 +167,27 @@ def _add_demo(verbs: Any) -> None:
         help="text file with an example in each line; default: sentences of the test of the model's run",
     )
     _add_port(demo, 7860, "address to listen at; 0.0.0.0 for every network; default: %(default)s")
+    demo.add_argument(
+        "--static",
+        type=Path,
+        metavar="OUT",
+        help="write a page that translates in the browser, and end: a folder for any web server",
+    )
+    demo.add_argument(
+        "--single-file", action="store_true", help="with --static: write one HTML file, which opens by a double click"
+    )
+    demo.add_argument("--force", action="store_true", help="with --static: replace OUT if it exists")
+    add_javascript(demo, "--static")
     demo.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:
+    if options.static is not None:
+        _write_static(options)
+        return
+    for name in ("single_file", "javascript", "force"):
+        if getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} is for --static, which is not given.")
     from ..serving.demo import MAX_BEAMS, build_demo, serve_demo
 
     check_counts(options, "num_beams")
@@ -174,6 +205,77 @@ def _demo(options: argparse.Namespace) -> None:
     demo = build_demo(model, translators.tokenizer, options.model, examples, options.target_language)
     logger.info(f"http://{options.host}:{options.port} (Ctrl-C stops it)")
     serve_demo(demo, options.host, options.port)
+
+
+def _write_static(options: argparse.Namespace) -> None:
+    """Writes the page that needs no server."""
+    from ..files import atomic_folder, atomic_write_bytes
+    from ..interruption import stopped_by_sigterm
+    from ..model_names import with_revision
+
+    out: Path = options.static
+    for name in ("num_beams", "examples"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for a page with a server, but --static is given.")
+    check_static(out, options.single_file, options.force)
+    (name,) = with_revision([options.model], options.revision)
+    with stopped_by_sigterm():
+        page = static_page(name, options.javascript, options.target_language)
+        if options.single_file:
+            content = page.single_file()
+            atomic_write_bytes(out, content)
+            logger.info(f"{out}: {len(content) / 1e6:.1f} MB; open it in a browser.")
+            return
+        files = page.folder()
+        with atomic_folder(out) as folder:
+            for file, content in files.items():
+                (folder / file).parent.mkdir(exist_ok=True)
+                (folder / file).write_bytes(content)
+    size = sum(map(len, files.values()))
+    logger.info(f"{out}: {size / 1e6:.1f} MB; put it on a web server, or: python -m http.server --directory {out}")
+
+
+def check_static(out: Path, is_single: bool, force: bool) -> None:
+    """Raises a `ValueError` if a page must not or cannot be written to `out`."""
+    if out.suffix == ".html" and not is_single:
+        raise ValueError(f"--static {out} would be a folder: add --single-file for one HTML file.")
+    if out.name in ("", ".."):
+        raise ValueError(f"--static {str(out)!r} does not name a new folder: give the path of a folder inside it.")
+    if is_single or not out.is_dir():
+        check_output(out, "--static")
+    elif not (out / "service_worker.js").is_file():
+        raise ValueError(f"--static {out} is a folder that was not written by --static: name another one.")
+    if out.exists() and not force:
+        raise ValueError(f"--static {out} already exists: use --force to replace it.")
+    if out.is_file() and not is_single:
+        raise ValueError(f"--static {out} is a file: use --single-file to replace it by one, or name another folder.")
+
+
+def static_page(name: str, javascript: Path | None, language: str | None = None) -> "StaticPage":
+    """
+    Makes the page of a model that needs no server.
+
+    Args:
+        name (`str`): the model, see [`resolve_model`].
+        javascript (`Path`, *optional*): folder with the JavaScript library.
+        language (`str`, *optional*): target language that is chosen at first.
+    """
+    from ..conversion.convert import convert
+    from ..model_names import resolve_model, title_of
+    from ..processes import limit_threads
+    from ..serving.javascript import javascript_files
+    from ..serving.static_page import make_page
+
+    limit_threads()
+    # Without the library, nothing is downloaded or converted.
+    library = javascript_files(javascript)
+    source = resolve_model(name, "--model")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        for line in convert(source, folder, "transformers.js"):
+            if line.startswith("Note: "):
+                logger.info(line)
+        return make_page(folder, title_of(name, source), library, language)
 
 
 def _examples(path: Path | None, model: Path, tags: Any) -> list[str]:

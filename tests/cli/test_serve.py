@@ -31,6 +31,7 @@ from hf_vaswani.cli.serve import _examples
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.sentences_vaswani import LanguageTags
 from hf_vaswani.serving import server
+from hf_vaswani.serving.static_page import MODEL_FILES
 
 from ..campaign.verbs import verb
 from ..children import Child, free_port
@@ -363,3 +364,74 @@ def test_a_taken_port_is_one_sentence(teacher, capsys, tmp_path) -> None:
         port = taken.getsockname()[1]
         assert main(["serve", "--model", str(teacher), "--port", str(port)]) == 2
     assert f"127.0.0.1:{port} cannot be listened at: Address already in use." in capsys.readouterr().err
+
+
+# ---- A page without a server -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def static(teacher, tmp_path, monkeypatch):
+    """Calls `demo --static` in an empty folder, with files in place of a converted model and of the library."""
+
+    def convert(source, destination, to):
+        assert source == teacher and to == "transformers.js"
+        for name in MODEL_FILES:
+            (destination / name).parent.mkdir(parents=True, exist_ok=True)
+            (destination / name).write_text('{"longest_sentence": 1, "max_length": 2, "added_tokens": []}')
+        return ["Greedy translations: the same", "Note: It is greedy."]
+
+    library = dict.fromkeys(("transformers.min.js", "NOTICES.txt"), b"library")
+    monkeypatch.setattr("hf_vaswani.conversion.convert.convert", convert)
+    monkeypatch.setattr("hf_vaswani.serving.javascript.javascript_files", lambda folder: library)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: main(["demo", "--model", str(teacher), *arguments])
+
+
+def test_a_page_is_written_as_a_folder(static, teacher, caplog, capfd) -> None:
+    assert static("--static", "page") == 0
+    assert {path.name for path in Path("page").iterdir()} >= {
+        "index.html",
+        "service_worker.js",
+        "NOTICES.txt",
+        "files",
+    }
+    assert f"<title>{teacher.name}</title>" in Path("page/index.html").read_text("utf-8")
+    assert caplog.messages[-2] == "Note: It is greedy." and caplog.messages[-1].startswith("page: 0.")
+    # It is replaced as a whole, if that is wanted.
+    Path("page/files/old.bin").write_text("old")
+    assert (
+        static("--static", "page") == 2 and "page already exists: use --force to replace it." in capfd.readouterr().err
+    )
+    assert static("--static", "page", "--force") == 0
+    assert not Path("page/files/old.bin").exists()
+
+
+def test_a_page_is_written_as_one_file(static, caplog) -> None:
+    assert static("--static", "page.html", "--single-file") == 0
+    assert Path("page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert re.fullmatch(r"page\.html: 0\.\d MB; open it in a browser\.", caplog.messages[-1])
+    assert static("--static", "page.html", "--single-file") == 2
+    assert static("--static", "page.html", "--single-file", "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--single-file"], "--single-file is for --static, which is not given."),
+        (["--javascript", "folder"], "--javascript is for --static, which is not given."),
+        (["--static", "page.html"], "--static page.html would be a folder: add --single-file for one HTML file."),
+        (["--static", "own", "--force"], "own is a folder that was not written by --static: name another one."),
+        (["--static", "own/diary.txt", "--force"], "own/diary.txt is a file: use --single-file to replace it by one"),
+        (["--static", "own", "--single-file"], "own is a folder: name a file."),
+        (["--static", "nowhere/page.html", "--single-file"], "in a folder that does not exist"),
+        (["--static", "nowhere/page"], "in a folder that does not exist"),
+        (["--static", "page", "--num-beams", "4"], "--num-beams is for a page with a server, but --static is given."),
+        (["--static", "page", "--target-language", "fr"], "does not translate into 'fr', only into one language."),
+    ],
+)
+def test_options_of_a_page_that_do_not_fit_are_refused_in_a_sentence(static, capfd, arguments, message) -> None:
+    Path("own").mkdir()
+    Path("own/diary.txt").write_text("dear diary")
+    assert static(*arguments) == 2
+    assert message in capfd.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["own"] and Path("own/diary.txt").exists()
