@@ -12,6 +12,7 @@ from ..conversion import TARGETS
 from ..extras import extra
 from ..recipe import BestBy
 from .inputs import add_device, add_recipe_verb, add_revision, check_counts, choose_device
+from .serve import add_javascript, static_page
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -221,6 +222,12 @@ def _add_push(verbs: Any) -> None:
     push.add_argument(
         "--space", metavar="USER/NAME", help="also publish the demo of the model, as this Space, e.g. me/my-demo"
     )
+    push.add_argument(
+        "--static",
+        action="store_true",
+        help="with --space: publish a page that translates in the browser, without a server; it contains the model",
+    )
+    add_javascript(push, "--static")
     push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
     add_device(push)
     push.set_defaults(run=_push)
@@ -230,6 +237,9 @@ def _push(options: argparse.Namespace) -> None:
     from ..recipe_checks import check_ranges, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
+    for name, other in (("static", "space"), ("javascript", "static")):
+        if getattr(options, name) and not getattr(options, other):
+            raise ValueError(f"--{name} is for --{other}, which is not given.")
     recipe = read_recipe(options.run_dir)
     hub = recipe.hub
     for key in ("repo_id", "min_bleu", "min_score", "not_worse_than", "private", "revision"):
@@ -244,7 +254,7 @@ def _push(options: argparse.Namespace) -> None:
     if options.space is not None:
         check_repo_id(options.space, "--space")
     from ..hub.publishing import push_checkpoint, read_candidate
-    from ..hub.space import check_space, push_space
+    from ..hub.space import HOSTS, check_space, push_space
     from ..training.comparison import judge
 
     step = options.checkpoint
@@ -253,10 +263,13 @@ def _push(options: argparse.Namespace) -> None:
         # Before anything is published.
         check_space(folder)
     candidate = read_candidate(options.run_dir, folder, hub, recipe)
+    page = None
+    if options.static:
+        page = replace(static_page(str(folder), options.javascript), title=hub.repo_id).folder(HOSTS)
     address = push_checkpoint(candidate, judge(candidate, device))
     sys.stdout.write(f"Published {address}\n")
     if options.space is not None:
-        demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1])
+        demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1], page)
         sys.stdout.write(f"Published {demo}\n")
 
 

@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 OURS = re.compile(
     r"app\.py|requirements\.txt|hf_vaswani/.+|index\.html|service_worker\.js|NOTICES\.txt|files/[^/]+\.[0-9a-f]{12}\.bin"
 )
+# Where the Hub may redirect a browser that asks for a large file of a Space.
+HOSTS = ("https://huggingface.co", "https://*.hf.co")
 APP = '''"""The demo of {model}, written by hf-vaswani push --space."""
 
 import hf_vaswani  # registers the model

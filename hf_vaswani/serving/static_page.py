@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,20 @@ class StaticPage:
     files: dict[str, bytes]
     notices: str = field(repr=False)
 
-    def folder(self) -> dict[str, bytes]:
-        """Returns the files of a folder that a web server may show, by name."""
+    def folder(self, hosts: Sequence[str] = ()) -> dict[str, bytes]:
+        """
+        Returns the files of a folder that a web server may show, by name.
+
+        Args:
+            hosts (`Sequence[str]`): sources to which the web server may redirect, beside itself.
+        """
         listed, found = [], {}
         for name, content in self.compressed().items():
             # A file that changes gets another name, so that nobody mixes versions. No server decompresses this ending.
             url = f"files/{Path(name).name}.{hashlib.sha256(content).hexdigest()[:12]}.bin"
             listed.append({"name": name, "url": url, "bytes": len(content)})
             found[url] = content
-        page = self._page({"isSingle": False, "files": listed}, "'self'")
+        page = self._page({"isSingle": False, "files": listed}, " ".join(("'self'", *hosts)))
         worker = _read("service_worker.js")
         return {PAGE: page, SERVICE_WORKER: worker.encode(), NOTICES: self.notices.encode(), **found}
 

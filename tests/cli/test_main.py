@@ -202,7 +202,11 @@ WRONG = {
         ("RUN --best 2 --by loss", "has fewer checkpoints than --best 2 asks for: 1"),
         ("RUN/checkpoint-8 RUN/checkpoint-12 --last 1", "take one run folder, but 2 folders are given"),
     ],
-    "push RUN": [("", "There is no repository to publish to: give --repo-id USER/NAME")],
+    "push RUN": [
+        ("", "There is no repository to publish to: give --repo-id USER/NAME"),
+        ("--repo-id me/m --static", "--static is for --space, which is not given"),
+        ("--repo-id me/m --space me/demo --javascript .", "--javascript is for --static, which is not given"),
+    ],
     "check": [
         ("a.en", "name its columns, e.g. --columns en de, or both its files"),
         ("a.en a.de a.en", "A text is one file or two, but 3 are given"),

@@ -1,5 +1,6 @@
 """Spaces on the loopback Hub: they have all that they need, and show nothing of a closed model; the app runs."""
 
+import html
 import importlib.metadata
 import json
 import os
@@ -12,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from hf_vaswani.cli import runs
 from hf_vaswani.hub import space
 from hf_vaswani.hub.publishing import PublishingError
-from hf_vaswani.hub.space import push_space, space_files
+from hf_vaswani.hub.space import OURS, push_space, space_files
 from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.serving.static_page import StaticPage
 
 from .conftest import WRITE, assert_fails
 
@@ -136,6 +139,41 @@ def test_a_page_is_published_as_a_static_space(hub, push_page) -> None:
     # Again: nothing has changed, and nothing is committed.
     before = hub.commits("spaces/alice/page")
     push_page()
+    assert hub.commits("spaces/alice/page") == before
+
+
+def test_the_command_publishes_a_page_of_the_model(hub, push, run, monkeypatch, tmp_path) -> None:
+    made = []
+
+    def make(name: str, javascript: Path | None) -> StaticPage:
+        # Nothing has been published yet, if it fails.
+        made.append((name, javascript, hub.log[:]))
+        return StaticPage("the run", {}, {"model.onnx": b"weights", "library.js": b"library"}, "Apache-2.0")
+
+    monkeypatch.setattr(runs, "static_page", make)
+    code, said = push("--space", "alice/page", "--static", "--javascript", str(tmp_path))
+    assert code == 0 and said.splitlines()[-1] == f"Published {hub.url}/spaces/alice/page"
+    assert made == [(str(run / "model"), tmp_path, [])]
+    files = hub.files("spaces/alice/page")
+    page = files["index.html"].decode()
+    assert "<title>alice/m</title>" in page
+    # Beside itself, the page may only ask those to which the Hub redirects.
+    policy = html.unescape(page)
+    assert "connect-src 'self' https://huggingface.co https://*.hf.co;" in policy
+    # Names of the page are those that a later push removes.
+    assert {name for name in files if not OURS.fullmatch(name)} == {"README.md", ".gitattributes"}
+    assert len(files) == 7
+
+
+@pytest.mark.process
+def test_the_same_model_is_the_same_page(hub, push, monkeypatch) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra `convert` is not installed")
+    library = {"transformers.min.js": b"", "NOTICES.txt": b"Apache-2.0"}
+    monkeypatch.setattr("hf_vaswani.serving.javascript.javascript_files", lambda folder: library)
+    assert push("--space", "alice/page", "--static")[0] == 0
+    assert any(name.startswith("files/encoder_model_quantized") for name in hub.files("spaces/alice/page"))
+    before = hub.commits("spaces/alice/page")
+    assert push("--space", "alice/page", "--static")[0] == 0
     assert hub.commits("spaces/alice/page") == before
 
 
