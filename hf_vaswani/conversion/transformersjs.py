@@ -310,8 +310,8 @@ def _tokenizer_files(tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _as_patterns(step: Any) -> Any:
     """
-    Returns a step of a tokenizer with regular expressions in place of what transformers.js does otherwise: it also
-    strips U+FEFF, which is no white space, puts a space in front of nothing, and has no digits but those of decimals.
+    Returns a step of a tokenizer with regular expressions in place of what transformers.js does otherwise: it takes
+    U+FEFF for white space, but not U+0085, puts a space in front of nothing, and has no digits but 0 to 9.
     """
     match step:
         case {"type": "Strip", "strip_left": True, "strip_right": True}:
@@ -320,6 +320,8 @@ def _as_patterns(step: Any) -> Any:
             return {"type": "Replace", "pattern": {"Regex": r"\A(?=[\s\S])"}, "content": text}
         case {"type": "Digits", "individual_digits": True}:
             return {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
+        case {"type": "WhitespaceSplit"}:
+            return {"type": "Split", "pattern": {"Regex": r"\s+"}, "behavior": "Removed", "invert": False}
         case {"type": "Sequence"}:
             return {name: _as_patterns(part) for name, part in step.items()}
         case list():
@@ -415,15 +417,14 @@ def _compared(loaded: Loaded, folder: Path) -> Foreign:
         translate=graphs.translator(loaded.tokenizer),
         in_8_bits=in_8_bits.translator(loaded.tokenizer),
         compared=f"Greedy translations of {len(ours)} random sources, {name}: the same {sum(map(len, ours)):,} tokens",
-        notes=_notes(loaded.model),
+        notes=_notes(loaded),
     )
 
 
-def _notes(model: VaswaniForConditionalGeneration) -> list[str]:
-    """Returns the differences between the search of transformers.js and ours, one sentence each."""
-    notes = [
-        "transformers.js searches greedily, whatever num_beams says: use it as the manual shows, under Converting."
-    ]
+def _notes(loaded: Loaded) -> list[str]:
+    """Returns the differences between translations of transformers.js and ours, one sentence each."""
+    model = loaded.model
+    notes = ["transformers.js searches greedily, whatever num_beams says: the manual shows its use, under Converting."]
     notes += ignored_settings(model.generation_config, "transformers.js")
     if model.generation_config.no_repeat_ngram_size:
         notes.append(
@@ -433,6 +434,11 @@ def _notes(model: VaswaniForConditionalGeneration) -> list[str]:
     if model.config.position_encoding == "learned":
         notes.append(
             f"For more than {model.config.max_position_embeddings:,} positions, transformers.js raises an error."
+        )
+    if json.loads(loaded.tokenizer.backend_tokenizer.to_str())["model"]["type"] == "Unigram":
+        notes.append(
+            "With the Unigram vocabulary, transformers.js reads an unknown word and unknown marks beside it as one "
+            "<unk>, and the Vaswani model reads them as several."
         )
     return notes
 
