@@ -43,14 +43,15 @@ LOOKS = {
 # A set or a class of the package `regex`, with sets in it, and the only constructs that may stand around it.
 SET_OF_REGEX = regex.compile(r"(?<set>\[(?:[^][\\]|\\.|(?&set))*+\])|\\[pPdDsSwW](?:\{[^}]*\})?")
 AROUND_SETS = re.compile(r"(?:\(\?<?[=!]|\))*")
-# \X of the package `regex`: the extended grapheme cluster of Unicode's annex 29, table 1c. Each repeat ends where the
-# next construct begins, so that nothing is tried twice.
+# \X of the package `regex`: the extended grapheme cluster of Unicode's annex 29, where a linker joins a consonant to
+# whatever is in front. Each repeat ends where the next construct begins, so that nothing is tried twice.
+JOINED = r"\p{InCB=Extend}*\p{InCB=Consonant}"
 GRAPHEME_CLUSTER = (
     r"[\r][\n]|[\p{GCB=CN}\r\n]|\p{GCB=PP}*(?:\p{GCB=RI}\p{GCB=RI}"
     r"|\p{GCB=L}*(?:\p{GCB=V}+|\p{GCB=LV}\p{GCB=V}*|\p{GCB=LVT})\p{GCB=T}*|\p{GCB=L}+|\p{GCB=T}+"
     r"|\p{Extended_Pictographic}(?:\p{GCB=EX}*\p{GCB=ZWJ}\p{Extended_Pictographic})*"
-    r"|\p{InCB=Consonant}(?:\p{InCB=Extend}*\p{InCB=Linker}[\p{InCB=Extend}\p{InCB=Linker}]*\p{InCB=Consonant})*"
-    r"|[^\p{GCB=CN}\r\n])[\p{GCB=EX}\p{GCB=ZWJ}\p{GCB=SM}]*"
+    rf"|\p{{InCB=Linker}}{JOINED}|[^\p{{GCB=CN}}\r\n])"
+    rf"(?:[\p{{InCB=Linker}}&&\p{{GCB=EX}}]{JOINED}|[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}])*"
 )
 
 
@@ -162,7 +163,7 @@ def _character(pattern: Any) -> str:
     before, behind, rest = pattern.pattern.partition(r"?\X")
     if not behind or rest or not SET_OF_REGEX.fullmatch(before):
         raise ValueError(f"The pattern of a character must be a set and ?\\X, but it is {pattern.pattern!r}.")
-    return f"{_with_classes(before, pattern.flags)}?(?:{_with_classes(GRAPHEME_CLUSTER, pattern.flags)})"
+    return f"{_with_classes(before, pattern.flags)}?(?:{_with_classes(GRAPHEME_CLUSTER, regex.V1)})"
 
 
 def _with_classes(pattern: str, flags: int) -> str:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ WORDS = """a The cat it's co-op iPhone ß ǆ ŉ ª º Dr Prof inkl vs bzw z.B e.
 https://a.b/c www.a.b cat@house.example mailto:a@b os.path.join config.yaml a.b. {name} %s <b>
 &lt; _x_ <2de> <2fr> <2pt_BR>
 Мы тут ΠΟΥ Πού είναι वह क्षत्रिय हिन्दी هل جاء می\u200cخواهم החתול ድመቷ Ես տուն ეს ᠪᠢ བོད་ཡིན ភាសាខ្មែរ
-។ល។ မြန်မာ 你好 行く はい ー 々 ๆ
+។ល។ မြန်မာ 你好 行く。」と 好。”、 はい！」ゟ ー 々 ๆ
 ไป เก เ แมว กำ ລາວ 고양이 \u1112\u1161\u11ab 𝓗𝓪 𐐷𐐏 𠀀𠀁 😀 👩🏽‍🚀 🇩🇪🇫🇷 1️⃣ e\u0301 \u0301 ᄀ ㄱ ﾊ ﾞ ༄ ꧁ 𑀅 𒀀 ⁈""".split()
 MARKS = [*sentences.MARKS, *".!?.!?…。！？、，,;:;·'\"-–—()[]{}«»“”„‘’「」『』※§€%*_/\\|@#^~`<>"]
 HIDDEN = [*sentences.HIDDEN, "\u200c", "\u200d", "\ufe0f", "\u3164", "\u115f"]
@@ -320,6 +320,38 @@ def test_translated_patterns_find_what_the_patterns_find() -> None:
         for text in texts:
             found = [[match.span() for match in each.finditer(text)] for each in (pattern, translated)]
             assert found[0] == found[1], (name, text)
+
+
+def test_a_character_is_what_regex_takes_for_one() -> None:
+    random_, translated = random.Random(3), in_python(browser_rules()["CHARACTER"])
+    kinds = ["Extended_Pictographic", "InCB=Linker", "InCB=Consonant", "InCB=Extend", *PROPERTIES[:11]]
+    of_kinds = [regex.findall(rf"\p{{{each}}}", CHARACTERS) for each in kinds] + [list("a\r\n\u0e40\u0e01")]
+    for _ in range(50_000):
+        text = "".join(random_.choice(random_.choice(of_kinds)) for _ in range(random_.randint(2, 6)))
+        assert translated.findall(text) == sentences.CHARACTER.findall(text), ascii(text)
+
+
+CONSTRUCTS = [
+    "a++a",
+    "(?:a|ab)++c",
+    "a*+b",
+    "a{2,3}?b",
+    "(a)b\\1{2}",
+    "(?<!a)b",
+    "(?<=ab)c",
+    "a(?=b)|(?!ab)[^c]",
+    "(ab?)+?c",
+    r"a\Z",
+]
+
+
+@pytest.mark.parametrize("source", CONSTRUCTS)
+def test_a_construct_finds_what_it_finds_in_python(source) -> None:
+    pattern = re.compile(source)
+    translated = in_python(javascript_pattern(pattern))
+    for text in map("".join, product("abc", repeat=7)):
+        found = [[match.span() for match in each.finditer(text)] for each in (pattern, translated)]
+        assert found[0] == found[1], text
 
 
 @pytest.mark.parametrize(
