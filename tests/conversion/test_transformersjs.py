@@ -127,6 +127,22 @@ def test_batches_are_translated_as_each_sentence_is_alone(converted) -> None:
     assert 1 < sum(row[-1] in ends for row in expected) < 59 or forces_eos(model.generation_config)
 
 
+def test_behind_an_end_there_are_only_ends(converted) -> None:
+    """Nobody else remembers that a sentence of a batch has ended."""
+    loaded, folder, _ = converted
+    graphs, ids, mask = Graphs(folder), torch.tensor([[7, 8, 9, 10, EOS]]).numpy(), torch.ones(1, 5).long().numpy()
+    (states,) = graphs.encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+    shapes = {each.name: each.shape for each in graphs.decoder.get_inputs() if each.name.startswith("past")}
+    inputs = {name: torch.zeros(1, heads, 0, width).numpy() for name, (_, heads, _, width) in shapes.items()}
+    inputs |= {"encoder_attention_mask": mask, "encoder_hidden_states": states}
+    for end in graphs.ends.tolist():
+        tokens = torch.tensor([[graphs.start, 11, end, end]]).numpy()
+        logits = torch.from_numpy(graphs.decoder.run(None, {"input_ids": tokens} | inputs)[0])[0]
+        is_finite = logits.isfinite().sum(dim=1).tolist()
+        assert is_finite == [loaded.model.config.vocab_size] * 2 + [1, 1]
+        assert logits[2:].argmax(dim=1).tolist() == [graphs.ends[0]] * 2
+
+
 def test_the_graphs_are_what_engines_of_browsers_can_run(converted) -> None:
     """Without float64, with their weights inside, and with the axes and shapes that JavaScript expects."""
     loaded, folder, _ = converted
