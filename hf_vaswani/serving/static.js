@@ -4,7 +4,7 @@ const part = Object.fromEntries([...document.querySelectorAll("[id]")].map((each
 // A WebAssembly module with an instruction for vectors, without which the engine does not start.
 const WITH_VECTORS = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15,
   253, 98, 11];
-const NEEDED = "This page needs Chrome or Edge 112, Firefox 125, Safari 17, or a newer browser";
+const NEEDED = "This page needs Chrome or Edge 92, Firefox 114, Safari 16.4, or a newer browser";
 // In milliseconds: how long the keys rest before the text is translated.
 const REST = 200;
 // The cache is shared by all pages of a server.
@@ -77,16 +77,21 @@ function fail(error) {
   part.error.textContent = error.message ?? String(error);
 }
 
+function setBusy(isBusy) {
+  part.translation.setAttribute("aria-busy", isBusy);
+}
+
 function translate() {
   clearTimeout(timer);
   number += 1;
+  setBusy(true);
   part.translation.lang = part.language.value.replace("_", "-");
   worker?.postMessage({ number, text: part.text.value, language: part.language.value });
 }
 
 function show({ text, done, count: sentences }) {
   part.translation.textContent = text;
-  part.translation.ariaBusy = done < sentences;
+  setBusy(done < sentences);
   part.note.textContent = done < sentences ? `Sentence ${done + 1} of ${sentences}` : "";
   part.copy.hidden = !navigator.clipboard || !text;
 }
@@ -147,6 +152,9 @@ if (facts.languages.length === 1) part.to.textContent = nameOf(facts.languages[0
 
 part.text.addEventListener("input", () => {
   clearTimeout(timer);
+  // What comes now is the translation of an earlier text.
+  number += 1;
+  setBusy(true);
   timer = setTimeout(translate, REST);
 });
 part.language.addEventListener("change", translate);

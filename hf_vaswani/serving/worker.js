@@ -68,13 +68,14 @@ async function translate({ number, text, language }) {
   const [front, rest] = splitTag(text, tags);
   const chosen = facts.languages.find((each) => each.code === language)?.tag;
   const parts = cut(front || (chosen ? `${chosen} ` : ""), rest, countTokens, facts.longest, true);
-  const translations = parts.sources.map(() => "");
-  for (const [i, source] of parts.sources.entries()) {
+  const { sources, kept: unread } = parts;
+  const translations = sources.map(() => "");
+  for (const [i, source] of sources.entries()) {
     // Another text may have come.
     await new Promise((resolve) => setTimeout(resolve));
     if (number !== latest) return;
     postMessage({ number, text: parts.join(translations).trimEnd(), done: i, count: translations.length });
-    translations[i] = parts.kept[i] ?? (await translateSentence(source));
+    translations[i] = unread[i] ?? (await translateSentence(source));
   }
   postMessage({ number, text: parts.join(translations), done: translations.length, count: translations.length });
 }
