@@ -32,7 +32,7 @@ README = TEXTS["README.md"]
 # Lines that are not run, and why.
 NOT_RUN = {
     r"pip install .*|make .*": "installs, and mostly takes minutes",
-    r"hf-vaswani (demo|serve) .*|curl .*localhost.*": "serves until it is stopped",
+    r"hf-vaswani (demo|serve) .*|curl .*localhost.*": "serves until it is stopped, or needs npm",
     r"docker .*|kubectl .*|sbatch .*": "needs Docker, Kubernetes or Slurm",
     r"python benchmarks/.*|MODELS=1 bash configs/jobs/diversify.sh .*": "takes minutes to days",
     r".* s3://.*": "needs a bucket",
