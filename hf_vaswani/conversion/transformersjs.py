@@ -194,11 +194,8 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
 
 def _write_graphs(model: VaswaniForConditionalGeneration, folder: Path) -> None:
     """Writes both graphs in float32, each with its weights in one file."""
-    config = model.config
-    heads, widths = (
-        config.num_heads,
-        [width or config.d_model // config.num_heads for width in (config.d_k, config.d_v)],
-    )
+    config, heads = model.config, model.config.num_heads
+    widths = [width or config.d_model // heads for width in (config.d_k, config.d_v)]
     batch, source, past, target = 2, 7, 3, 4
     mask = torch.ones(batch, source, dtype=torch.long)
     of_source = {0: "batch_size", 1: "source"}

@@ -2,12 +2,13 @@
 // was loaded in the place of the earlier one when all of them are there.
 
 const PAGE = self.registration.scope;
+const ADDRESSES = [PAGE, `${PAGE}index.html`];
 const CACHE = `hf_vaswani ${new URL(PAGE).pathname}`;
 
 self.addEventListener("install", () => self.skipWaiting());
 self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim()));
 self.addEventListener("fetch", (event) => {
-  if (event.request.mode === "navigate") event.respondWith(answer(event.request));
+  if (ADDRESSES.includes(event.request.url.replace(/[?#].*/u, ""))) event.respondWith(answer(event.request));
 });
 
 async function answer(request) {

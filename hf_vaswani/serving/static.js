@@ -72,13 +72,15 @@ async function keepPage(cache) {
 
 let worker = null, number = 0, timer = 0;
 
-function fail(error) {
-  part.state.hidden = true;
-  part.error.textContent = error.message ?? String(error);
-}
-
 function setBusy(isBusy) {
   part.translation.setAttribute("aria-busy", isBusy);
+}
+
+function fail(error) {
+  setBusy(false);
+  part.progress.hidden = true;
+  part.note.textContent = "";
+  part.error.textContent = error.message ?? String(error);
 }
 
 function translate() {
@@ -92,6 +94,7 @@ function translate() {
 function show({ text, done, count: sentences }) {
   part.translation.textContent = text;
   setBusy(done < sentences);
+  part.error.textContent = "";
   part.note.textContent = done < sentences ? `Sentence ${done + 1} of ${sentences}` : "";
   part.copy.hidden = !navigator.clipboard || !text;
 }

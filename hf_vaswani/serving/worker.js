@@ -3,7 +3,9 @@
 // The number of the last text, and translations of sentences: of a text that is typed, few change.
 let latest = 0, pipeline = null, facts = null;
 const known = new Map();
-const MAX_KNOWN = 1000;
+const MAX_KNOWN = 10_000;
+// In milliseconds: how often the page sees what is there, and another text may come in between.
+const PAUSE = 50;
 
 async function decompress(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -70,11 +72,14 @@ async function translate({ number, text, language }) {
   const parts = cut(front || (chosen ? `${chosen} ` : ""), rest, countTokens, facts.longest, true);
   const { sources, kept: unread } = parts;
   const translations = sources.map(() => "");
+  let paused = -Infinity;
   for (const [i, source] of sources.entries()) {
-    // Another text may have come.
-    await new Promise((resolve) => setTimeout(resolve));
-    if (number !== latest) return;
-    postMessage({ number, text: parts.join(translations).trimEnd(), done: i, count: translations.length });
+    if (performance.now() - paused > PAUSE) {
+      await new Promise((resolve) => setTimeout(resolve));
+      if (number !== latest) return;
+      postMessage({ number, text: parts.join(translations).trimEnd(), done: i, count: translations.length });
+      paused = performance.now();
+    }
     translations[i] = unread[i] ?? (await translateSentence(source));
   }
   postMessage({ number, text: parts.join(translations), done: translations.length, count: translations.length });
