@@ -20,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..extras import extra
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hf_vaswani")
 
 MAX_EXAMPLES = 6
+HOST, DEMO_PORT = "127.0.0.1", 7860
 DIRECTION = re.compile(r"(\w+)-(\w+)")
 # In seconds, in which the process ends after SIGTERM. All but the last few are for running requests.
 GRACE, LAST = 60, 5
@@ -78,7 +80,7 @@ def add_javascript(parser: argparse.ArgumentParser, option: str) -> None:
 
 
 def _add_port(parser: argparse.ArgumentParser, port: int, help_of_host: str) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help=help_of_host)
+    parser.add_argument("--host", default=HOST, help=help_of_host)
     parser.add_argument("--port", type=int, default=port, metavar="N", help="port to listen at; default: %(default)s")
 
 
@@ -166,7 +168,7 @@ def _add_demo(verbs: Any) -> None:
         metavar="FILE",
         help="text file with an example in each line; default: sentences of the test of the model's run",
     )
-    _add_port(demo, 7860, "address to listen at; 0.0.0.0 for every network; default: %(default)s")
+    _add_port(demo, DEMO_PORT, "address to listen at; 0.0.0.0 for every network; default: %(default)s")
     demo.add_argument(
         "--static",
         type=Path,
@@ -214,8 +216,14 @@ def _write_static(options: argparse.Namespace) -> None:
     from ..model_names import with_revision
 
     out: Path = options.static
-    for name in ("num_beams", "examples"):
-        if getattr(options, name) is not None:
+    for name, default in (
+        ("num_beams", None),
+        ("examples", None),
+        ("host", HOST),
+        ("port", DEMO_PORT),
+        ("device", "auto"),
+    ):
+        if getattr(options, name) != default:
             raise ValueError(f"--{name.replace('_', '-')} is for a page with a server, but --static is given.")
     check_static(out, options.single_file, options.force)
     (name,) = with_revision([options.model], options.revision)
@@ -232,19 +240,23 @@ def _write_static(options: argparse.Namespace) -> None:
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_bytes(content)
     size = sum(map(len, files.values()))
-    logger.info(f"{out}: {size / 1e6:.1f} MB; put it on a web server, or: python -m http.server --directory {out}")
+    logger.info(
+        f"{out}: {size / 1e6:.1f} MB; put it on a web server, or: python -m http.server --directory {quote(str(out))}"
+    )
 
 
 def check_static(out: Path, is_single: bool, force: bool) -> None:
     """Raises a `ValueError` if a page must not or cannot be written to `out`."""
-    if out.suffix == ".html" and not is_single:
+    from ..serving.static_page import NAMES
+
+    if out.suffix in (".html", ".htm") and not is_single:
         raise ValueError(f"--static {out} would be a folder: add --single-file for one HTML file.")
     if out.name in ("", ".."):
         raise ValueError(f"--static {str(out)!r} does not name a new folder: give the path of a folder inside it.")
     if is_single or not out.is_dir():
         check_output(out, "--static")
-    elif not (out / "service_worker.js").is_file():
-        raise ValueError(f"--static {out} is a folder that was not written by --static: name another one.")
+    elif others := [path.name for path in sorted(out.iterdir()) if path.name not in NAMES]:
+        raise ValueError(f"--static {out} is a folder with {others[0]!r}, which is not of a page: name another one.")
     if out.exists() and not force:
         raise ValueError(f"--static {out} already exists: use --force to replace it.")
     if out.is_file() and not is_single:
@@ -274,7 +286,8 @@ def static_page(name: str, javascript: Path | None, language: str | None = None)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         for line in convert(source, folder, "transformers.js"):
-            if line.startswith("Note: "):
+            # The page itself sees to what other notes ask of programs.
+            if "ignores settings" in line:
                 logger.info(line)
         return make_page(folder, title_of(name, source), library, language)
 

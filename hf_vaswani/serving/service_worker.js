@@ -8,17 +8,21 @@ const CACHE = `hf_vaswani ${new URL(PAGE).pathname}`;
 self.addEventListener("install", () => self.skipWaiting());
 self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim()));
 self.addEventListener("fetch", (event) => {
-  if (ADDRESSES.includes(event.request.url.replace(/[?#].*/u, ""))) event.respondWith(answer(event.request));
+  const { request } = event;
+  if (request.mode === "navigate" && ADDRESSES.includes(request.url.replace(/[?#].*/u, ""))) {
+    event.respondWith(answer(event));
+  }
 });
 
-async function answer(request) {
-  const cache = await caches.open(CACHE);
+async function answer(event) {
   try {
-    const response = await fetch(request);
-    if (response.ok) await cache.put("fresh", response.clone());
+    const response = await fetch(event.request);
+    const copy = response.clone();
+    // Where there is no room, the answer is the same.
+    if (response.ok) event.waitUntil(caches.open(CACHE).then((cache) => cache.put("fresh", copy)).catch(() => null));
     return response;
   } catch (error) {
-    const kept = await cache.match(PAGE);
+    const kept = await caches.match(PAGE, { cacheName: CACHE });
     if (kept) return kept;
     throw error;
   }

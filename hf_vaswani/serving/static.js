@@ -40,13 +40,18 @@ async function read(file, cache) {
     count(file.bytes);
     return new Uint8Array(await kept.arrayBuffer());
   }
-  const response = await fetch(file.url).catch(() => null);
-  if (!response?.ok) throw new Error(`${file.name} cannot be loaded. Reload the page: what is complete is kept.`);
   const chunks = [];
-  const reader = response.body.getReader();
-  for (let each = await reader.read(); !each.done; each = await reader.read()) {
-    chunks.push(each.value);
-    count(each.value.length);
+  try {
+    // What the browser has kept by itself may be damaged.
+    const response = await fetch(file.url, { cache: cache ? "reload" : "default" });
+    if (!response.ok) throw new Error(response.statusText);
+    const reader = response.body.getReader();
+    for (let each = await reader.read(); !each.done; each = await reader.read()) {
+      chunks.push(each.value);
+      count(each.value.length);
+    }
+  } catch {
+    throw new Error(`${file.name} cannot be loaded. Reload the page: what is complete is kept.`);
   }
   const bytes = new Uint8Array(await new Blob(chunks).arrayBuffer());
   if (bytes.length !== file.bytes) throw new Error(`${file.name} is incomplete. Reload the page.`);
@@ -55,17 +60,23 @@ async function read(file, cache) {
   return bytes;
 }
 
-// Makes the page work without a network, and forgets the files of an earlier version.
-async function keepPage(cache) {
+// Makes the page work without a network, forgets the files of an earlier version, and says so.
+async function keepPage() {
+  const cache = await openCache();
   if (!cache || !navigator.serviceWorker) return;
   await navigator.serviceWorker.register("service_worker.js");
-  const page = new URL("./", location).href;
+  const address = new URL("./", location).href;
   // The service worker has put aside what it loaded, if it is not the first visit.
-  const fresh = (await cache.match("fresh")) ?? (await fetch(page, { cache: "force-cache" }));
-  await cache.put(page, fresh);
-  const needed = new Set([page, ...facts.files.map((file) => new URL(file.url, location).href)]);
+  const page = (await cache.match("fresh")) ?? (await fetch(location.pathname, { cache: "force-cache" }));
+  const text = await page.text();
+  const urls = facts.files.map((file) => file.url);
+  const kept = await Promise.all(urls.map((url) => cache.match(url)));
+  // Another version may have come in the meantime, or there was no room.
+  if (!page.ok || !urls.every((url, i) => kept[i] && text.includes(url))) return;
+  await cache.put(address, new Response(text, { headers: { "Content-Type": "text/html; charset=utf-8" } }));
+  const needed = new Set([address, ...urls.map((url) => new URL(url, location).href)]);
   for (const request of await cache.keys()) if (!needed.has(request.url)) await cache.delete(request);
-  part.promise.textContent += " It works without a network, too.";
+  part.offline.hidden = false;
 }
 
 // ---- The translator ----------------------------------------------------------------------------------------------
@@ -87,15 +98,19 @@ function translate() {
   clearTimeout(timer);
   number += 1;
   setBusy(true);
-  part.translation.lang = part.language.value.replace("_", "-");
+  part.translation.lang = part.language.value.replaceAll("_", "-");
   worker?.postMessage({ number, text: part.text.value, language: part.language.value });
 }
 
 function show({ text, done, count: sentences }) {
+  const isBusy = done < sentences;
+  // Only the whole translation is announced.
+  part.translation.setAttribute("aria-live", isBusy ? "off" : "polite");
+  setBusy(isBusy);
   part.translation.textContent = text;
-  setBusy(done < sentences);
+  part.progress.hidden = !isBusy;
+  part.progress.value = done / sentences;
   part.error.textContent = "";
-  part.note.textContent = done < sentences ? `Sentence ${done + 1} of ${sentences}` : "";
   part.copy.hidden = !navigator.clipboard || !text;
 }
 
@@ -111,15 +126,16 @@ async function start() {
   const source = await new Response(new Blob([script]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   const made = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   await new Promise((resolve, reject) => {
-    made.onerror = (event) => reject(new Error(`The translator does not start: ${event.message ?? "unknown error"}. ${NEEDED}.`));
-    made.onmessage = ({ data }) => (data.error ? reject(new Error(data.error)) : resolve());
+    made.onerror = (event) => reject(new Error(`The translator does not start: ${event.message ?? "it says nothing"}. ${NEEDED}.`));
+    made.onmessage = async ({ data }) => {
+      // It is loaded anew at the next visit.
+      if (data.damaged) await cache?.delete(facts.files.find((file) => file.name === data.damaged).url);
+      if (data.error) reject(new Error(data.error));
+      else resolve();
+    };
     made.postMessage({ files: others, facts }, Object.values(others).map((bytes) => bytes.buffer));
-  }).catch(async (error) => {
-    // A file may be damaged.
-    if (cache) await caches.delete(CACHE);
-    throw error;
   });
-  made.onerror = (event) => fail(new Error(`The translator has ended: ${event.message ?? "unknown error"}. Reload the page.`));
+  made.onerror = (event) => fail(new Error(`The translator has ended: ${event.message ?? "it says nothing"}. Reload the page.`));
   made.onmessage = ({ data }) => {
     if (data.error) fail(new Error(data.error));
     else if (data.number === number) show(data);
@@ -129,7 +145,7 @@ async function start() {
   part.note.textContent = "";
   part.state.dataset.ready = "";
   if (part.text.value) translate();
-  await keepPage(cache).catch(() => null);
+  await keepPage().catch(() => null);
 }
 
 // ---- Controls ----------------------------------------------------------------------------------------------------
@@ -138,7 +154,7 @@ const names = new Intl.DisplayNames("en", { type: "language" });
 
 function nameOf(code) {
   try {
-    return names.of(code.replace("_", "-"));
+    return names.of(code.replaceAll("_", "-"));
   } catch {
     return code;
   }
@@ -146,7 +162,7 @@ function nameOf(code) {
 
 if (facts.sources.length === 1) {
   part.from.textContent = nameOf(facts.sources[0]);
-  part.text.lang = facts.sources[0].replace("_", "-");
+  part.text.lang = facts.sources[0].replaceAll("_", "-");
 }
 part.language.append(...facts.languages.map(({ code }) => new Option(nameOf(code), code)));
 part.language.value = facts.language ?? part.language.options[0]?.value ?? "";
@@ -162,8 +178,10 @@ part.text.addEventListener("input", () => {
 });
 part.language.addEventListener("change", translate);
 part.copy.addEventListener("click", async () => {
-  await navigator.clipboard.writeText(part.translation.textContent);
-  part.note.textContent = "Copied";
+  const copied = navigator.clipboard.writeText(part.translation.textContent);
+  part.copy.textContent = await copied.then(() => "Copied", () => "Not copied");
+  setTimeout(() => (part.copy.textContent = "Copy"), 2000);
 });
 
+part.promise.hidden = part.state.hidden = false;
 start().catch(fail);

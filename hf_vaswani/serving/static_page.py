@@ -18,7 +18,7 @@ MODEL_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("onnx/encoder_model_quantized.onnx", "onnx/decoder_model_merged_quantized.onnx"),
 )
-NOTICES, PAGE, SERVICE_WORKER = "NOTICES.txt", "index.html", "service_worker.js"
+NOTICES, PAGE, SERVICE_WORKER, FILES = NAMES = ("NOTICES.txt", "index.html", "service_worker.js", "files")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StaticPage:
         listed, found = [], {}
         for name, content in self.compressed().items():
             # A file that changes gets another name, so that nobody mixes versions. No server decompresses this ending.
-            url = f"files/{Path(name).name}.{hashlib.sha256(content).hexdigest()[:12]}.bin"
+            url = f"{FILES}/{Path(name).name}.{hashlib.sha256(content).hexdigest()[:12]}.bin"
             listed.append({"name": name, "url": url, "bytes": len(content)})
             found[url] = content
         page = self._page({"isSingle": False, "files": listed}, " ".join(("'self'", *hosts)))

@@ -27,7 +27,7 @@ async function start(compressed) {
   const files = {};
   for (const [name, bytes] of Object.entries(compressed)) {
     files[name] = await decompress(bytes).catch(() => {
-      throw new Error(`${name} is damaged. Reload the page.`);
+      throw Object.assign(new Error(`${name} is damaged. Reload the page.`), { damaged: name });
     });
   }
   const library = await import(await addressOf(files["transformers.min.js"]));
@@ -89,7 +89,7 @@ let before = Promise.resolve();
 onmessage = ({ data }) => {
   if (data.files) {
     facts = data.facts;
-    start(data.files).then(() => postMessage({}), (error) => postMessage({ error: error.message }));
+    start(data.files).then(() => postMessage({}), ({ message, damaged }) => postMessage({ error: message, damaged }));
     return;
   }
   latest = data.number;

@@ -378,7 +378,7 @@ def static(teacher, tmp_path, monkeypatch):
         for name in MODEL_FILES:
             (destination / name).parent.mkdir(parents=True, exist_ok=True)
             (destination / name).write_text('{"longest_sentence": 1, "max_length": 2, "added_tokens": []}')
-        return ["Greedy translations: the same", "Note: It is greedy."]
+        return ["Greedy translations: the same", "Note: Search greedily.", "Note: It ignores settings: top_p=0.5."]
 
     library = dict.fromkeys(("transformers.min.js", "NOTICES.txt"), b"library")
     monkeypatch.setattr("hf_vaswani.conversion.convert.convert", convert)
@@ -396,9 +396,16 @@ def test_a_page_is_written_as_a_folder(static, teacher, caplog, capfd) -> None:
         "files",
     }
     assert f"<title>{teacher.name}</title>" in Path("page/index.html").read_text("utf-8")
-    assert caplog.messages[-2] == "Note: It is greedy." and caplog.messages[-1].startswith("page: 0.")
+    assert (
+        caplog.messages[-2] == "Note: It ignores settings: top_p=0.5."
+        and "Note: Search greedily." not in caplog.messages
+    )
+    assert re.fullmatch(r"page: 0\.\d MB; put it on .* --directory page", caplog.messages[-1])
     # It is replaced as a whole, if that is wanted.
     Path("page/files/old.bin").write_text("old")
+    Path("page/.git").mkdir()
+    assert static("--static", "page", "--force") == 2 and "a folder with '.git'" in capfd.readouterr().err
+    Path("page/.git").rmdir()
     assert (
         static("--static", "page") == 2 and "page already exists: use --force to replace it." in capfd.readouterr().err
     )
@@ -420,11 +427,15 @@ def test_a_page_is_written_as_one_file(static, caplog) -> None:
         (["--single-file"], "--single-file is for --static, which is not given."),
         (["--javascript", "folder"], "--javascript is for --static, which is not given."),
         (["--static", "page.html"], "--static page.html would be a folder: add --single-file for one HTML file."),
-        (["--static", "own", "--force"], "own is a folder that was not written by --static: name another one."),
+        (
+            ["--static", "own", "--force"],
+            "own is a folder with 'diary.txt', which is not of a page: name another one.",
+        ),
         (["--static", "own/diary.txt", "--force"], "own/diary.txt is a file: use --single-file to replace it by one"),
         (["--static", "own", "--single-file"], "own is a folder: name a file."),
         (["--static", "nowhere/page.html", "--single-file"], "in a folder that does not exist"),
         (["--static", "nowhere/page"], "in a folder that does not exist"),
+        (["--static", "page", "--port", "80"], "--port is for a page with a server, but --static is given."),
         (["--static", "page", "--num-beams", "4"], "--num-beams is for a page with a server, but --static is given."),
         (["--static", "page", "--target-language", "fr"], "does not translate into 'fr', only into one language."),
     ],

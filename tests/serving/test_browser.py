@@ -191,7 +191,7 @@ def wait_until_ready(page: Any) -> None:
 
 def translated(page: Any, text: str) -> str:
     """Translates a text on a page."""
-    page.get_by_label("English", exact=True).fill(text)
+    page.get_by_label("Text", exact=True).fill(text)
     page.locator("#translation[aria-busy=false]").wait_for(state="attached", timeout=60_000)
     return str(page.locator("#translation").text_content())
 
@@ -296,7 +296,7 @@ def test_a_model_of_several_languages_lets_people_choose(browser, tmp_path) -> N
     with opened(browser, made.file.as_uri(), (900, 500), ("blob:", "data:")) as page:
         wait_until_ready(page)
         found = [translated(page, SENTENCES[0])]
-        page.get_by_role("combobox", name="Translation").select_option("French")
+        page.get_by_role("combobox", name="Language").select_option("French")
         found += [translated(page, SENTENCES[0] + " "), translated(page, f"<2de> {SENTENCES[0]}")]
     german, french = made.translate([f"<2{code}> {SENTENCES[0]}" for code in ("de", "fr")])
     assert found == [german, f"{french} ", german] and german != french
