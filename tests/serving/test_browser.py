@@ -155,7 +155,7 @@ def made(tmp_path_factory) -> Made:
 class WebServer:
     """Serves a folder, and records which paths are asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, redirects: bool = False) -> None:
         paths = self.paths = list[str]()
 
         class Handler(SimpleHTTPRequestHandler):
@@ -164,7 +164,12 @@ class WebServer:
 
             def do_GET(self) -> None:
                 paths.append(self.path)
-                super().do_GET()
+                if redirects and self.path == "/":
+                    self.send_response(302)
+                    self.send_header("Location", "/index.html")
+                    self.end_headers()
+                else:
+                    super().do_GET()
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -230,6 +235,38 @@ def test_a_second_visit_loads_the_page_alone_and_a_third_works_without_a_network
         page.context.set_offline(True)
         page.reload()
         assert translated(page, SENTENCES[0]) == made.translate(SENTENCES[:1])[0]
+
+
+OFFLINE = "It works without a network, too."
+
+
+def test_what_is_kept_is_the_page_itself(browser, made) -> None:
+    """Neither the answer that sends a browser elsewhere nor another file of the folder that was opened."""
+    web = WebServer(made.folder, redirects=True)
+    with opened(browser, web.address, (900, 500), ("blob:",)) as page:
+        page.get_by_text(OFFLINE).wait_for()
+        other = page.context.new_page()
+        other.goto(f"{web.address}NOTICES.txt")
+        page.reload()
+        page.get_by_text(OFFLINE).wait_for()
+        web.stop()
+        page.context.set_offline(True)
+        for address in (web.address, f"{web.address}index.html"):
+            page.goto(address)
+            assert translated(page, SENTENCES[0]) == made.translate(SENTENCES[:1])[0]
+
+
+def test_a_page_without_room_to_keep_its_files_works_and_promises_nothing(browser, made, web) -> None:
+    with opened(browser, web.address, (900, 500), ("blob:",)) as page:
+        page.get_by_text(OFFLINE).wait_for()
+        quota = {"origin": web.address, "quotaSize": 1000}
+        page.context.new_cdp_session(page).send("Storage.overrideQuotaForOrigin", quota)
+        page.evaluate("caches.delete(CACHE)")
+        for _ in range(2):
+            page.reload()
+            assert translated(page, SENTENCES[0]) == made.translate(SENTENCES[:1])[0]
+            page.wait_for_timeout(300)
+            assert not page.get_by_text(OFFLINE).is_visible()
 
 
 def test_a_new_version_replaces_the_earlier_one(browser, made, tmp_path) -> None:
