@@ -12,8 +12,7 @@ const [LINK, LANGUAGE_TAG, NO_TITLE, DIGIT] = ["LINK", "LANGUAGE_TAG", "NO_TITLE
 const ABBREVIATION = new RegExp(`^(?:${RULES.ABBREVIATION})$`, "u");
 const IS_UNSPACED = new RegExp(`${RULES.UNSPACED}{4}`, "u");
 
-// Sets, not strings: after a search in a string with letters beyond Latin-1, WebAssembly takes 40 times as long in the
-// same thread of Firefox 140, on Linux and processors with AVX-512.
+// Characters by the names of their constants.
 const set = (...names) => new Set(names.flatMap((name) => [...RULES[name]]));
 const [WIDE_MARKS, WIDE_CLOSING, STRIPPED] = [set("WIDE_MARKS"), set("WIDE_CLOSING"), set("STRIPPED")];
 const BEHIND = set("CLOSING", "WHITE_SPACE", "HIDDEN"), IN_FRONT = set("OPENING", "HIDDEN");

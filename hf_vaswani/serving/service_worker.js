@@ -16,7 +16,8 @@ self.addEventListener("fetch", (event) => {
 
 async function answer(event) {
   try {
-    const response = await fetch(event.request);
+    // Servers that say nothing of caches would have browsers show an old page for a while.
+    const response = await fetch(event.request, { cache: "no-cache" });
     const copy = response.clone();
     // Where there is no room, the answer is the same.
     if (response.ok) event.waitUntil(caches.open(CACHE).then((cache) => cache.put("fresh", copy)).catch(() => null));
