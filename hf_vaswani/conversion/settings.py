@@ -99,7 +99,7 @@ def settings_of_javascript(generation_config: GenerationConfig) -> dict[str, Any
 
 def greedy_within_limits(generation_config: GenerationConfig) -> GenerationConfig:
     """Returns a greedy search with the special tokens and limits of a generation config, and no other settings."""
-    # What None does not turn off is a rule of beam search.
+    # `None` turns these off. The others are rules of beam search, without effect on a greedy one.
     off = {name for name, each in SETTINGS.items() if None in each.off} - {"max_length_offset"}
     greedy = copy.deepcopy(generation_config)
     greedy.update(num_beams=1, **dict.fromkeys(off))

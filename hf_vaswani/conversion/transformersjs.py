@@ -21,7 +21,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.rules_vaswani import is_one_of
 from ..model.sentences_vaswani import LONGEST, longest_source
 from .formats import Foreign, Loaded, check_expressible
-from .onnx import exported, open_graph, silent
+from .onnx import SourceGraph, exported, open_graph, silent
 from .settings import (
     eos_token_ids,
     fixed_limit,
@@ -40,7 +40,7 @@ with extra("convert"):
 
 QUANTIZATIONS: tuple[str, ...] = ()
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
-# What transformers.js puts behind their names for 8 bits, which it reads in browsers unless it is told otherwise.
+# The ending of their names in 8 bits, by which transformers.js finds them: the default in browsers.
 IN_8_BITS = "_quantized"
 # Lengths of random sources that are translated for comparison, as far as the model has positions.
 LENGTHS = (1, 2, 5, 12, 30)
@@ -48,28 +48,16 @@ LENGTHS = (1, 2, 5, 12, 30)
 TOLERANCE = 1e-3
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(SourceGraph):
     """Encoder, with the keys and values of the decoder's attention to the source in place of its states."""
-
-    def __init__(self, model: VaswaniForConditionalGeneration) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`): source tokens.
-            attention_mask (`torch.LongTensor` of shape `(batch, source)`): 1 for tokens, 0 for padding.
-
-        Returns:
-            `last_hidden_state` of shape `(batch, decoder_layers * heads, source, d_k + d_v)`, which JavaScript hands
-            to the decoder as it is.
+        Returns `last_hidden_state` of shape `(batch, decoder_layers * heads, source, d_k + d_v)`, which JavaScript
+        hands to the decoder as it is. Arguments are those of [`SourceGraph`].
         """
-        states = self.model.model.encoder(input_ids, attention_mask).last_hidden_state
-        attentions: list[Any] = [layer.cross_attn for layer in self.model.model.decoder.layers]
-        keys = torch.cat([each.split_heads(each.k_proj(states)) for each in attentions], dim=1)
-        values = torch.cat([each.split_heads(each.v_proj(states)) for each in attentions], dim=1)
-        return {"last_hidden_state": torch.cat((keys, values), dim=-1)}
+        cross = torch.cat(tuple(super().forward(input_ids, attention_mask).values()), dim=-1)
+        return {"last_hidden_state": cross.transpose(0, 1).flatten(1, 2)}
 
 
 class DecoderGraph(nn.Module):

@@ -76,7 +76,7 @@ ADVICE = (
 )
 # In seconds, for 35 MB.
 TIME_LIMIT = 600
-# In milliseconds, between attempts: by default, npm says after 70 seconds that there is no network.
+# Waiting times between attempts, in milliseconds. With npm's own, a missing network is reported after 70 seconds.
 BRIEF = ("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000")
 
 

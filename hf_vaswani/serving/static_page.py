@@ -106,7 +106,7 @@ def make_page(folder: Path, title: str, javascript: Mapping[str, bytes], languag
     """
     model = {name: (folder / name).read_bytes() for name in MODEL_FILES}
     config, settings, tokenizer = (json.loads(model[name]) for name in MODEL_FILES[:3])
-    pairs = config.get("language_pairs", [])
+    pairs = config["language_pairs"] or []
     added = [each["content"] for each in tokenizer["added_tokens"]]
     tags = {tag[2:-1]: tag for tag in added if LANGUAGE_TAG.fullmatch(tag)}
     codes = list(dict.fromkeys(pair[1] for pair in pairs)) or list(tags)

@@ -113,7 +113,7 @@ def _peaks(run: Run, memory: Memory, limit: float, needed: int) -> tuple[int, li
                 break
             size = 2 * tokens
     except torch.OutOfMemoryError:
-        # The sizes measured so far suffice; if there are none, nothing fits.
+        # The peaks measured so far are enough to go by; without any, no batch fits.
         pass
     return trial.width, peaks
 

@@ -377,7 +377,9 @@ def static(teacher, tmp_path, monkeypatch):
         assert source == teacher and to == "transformers.js"
         for name in MODEL_FILES:
             (destination / name).parent.mkdir(parents=True, exist_ok=True)
-            (destination / name).write_text('{"longest_sentence": 1, "max_length": 2, "added_tokens": []}')
+            (destination / name).write_text(
+                '{"longest_sentence": 1, "language_pairs": null, "max_length": 2, "added_tokens": []}'
+            )
         return ["Greedy translations: the same", "Note: Search greedily.", "Note: It ignores settings: top_p=0.5."]
 
     library = dict.fromkeys(("transformers.min.js", "NOTICES.txt"), b"library")
